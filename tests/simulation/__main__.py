@@ -1,4 +1,4 @@
-"""Plays a run again: `python -m tests.simulation --seed 7 --requests 1000`. `--seeds N`, `--replay FILE`: services/simulation/command.py."""
+"""Replays a run: `python -m tests.simulation --seed 7 --requests 1000`. `services/simulation/command.py` describes `--seeds` and `--replay`."""
 
 import argparse
 import logging
@@ -15,7 +15,7 @@ CAMPAIGN = ("--seeds", "--replay", "--from-seed")
 
 
 def main() -> int:
-    """0: all invariants held, and no request failed."""
+    """Returns 0 if all invariants held and no request failed."""
     if any(each.partition("=")[0] in CAMPAIGN for each in sys.argv[1:]):
         return run_campaign(prog="python -m tests.simulation")
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)

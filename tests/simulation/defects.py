@@ -1,9 +1,9 @@
-"""Defects that are planted to see whether the simulation finds them.
+"""Plants defects, to check that the simulation finds them.
 
     python -m tests.simulation.defects             each within 200 seeds
     python -m tests.simulation.defects --only NAME
 
-Each replaces one named function. A function that was renamed makes planting fail.
+Each defect replaces one named function. Planting fails if the function was renamed.
 """
 
 import argparse
@@ -28,14 +28,15 @@ from services.simulation.schedule import Topology
 SEEDS_MAX = 200
 Function = Callable[..., Any]
 CAMPAIGN = Campaign(requests=20, faults=8, topology=Topology(prefill=2, decode=2, routers=1, frontends=2))
-"""A small mesh with many faults: a run costs a third of one with a drawn mesh, and finds as much of these."""
+"""A small mesh with many faults. A run costs a third of a run with a drawn mesh, and finds as many of these defects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """`where`: module, colon, dotted name of the function. `make` gives the defective one from the original. `seeds` have found it before.
+    """`where`: module, colon, dotted name of the function. `make` returns the defective function from the original one.
 
-    `needs`: kinds of faults without which a seed cannot find it, each with its alternatives. Other seeds are not played.
+    `seeds`: seeds that found the defect before. `needs`: kinds of faults without which a seed cannot find it, each with its alternatives. Seeds
+    that lack them are skipped.
     """
 
     where: str
@@ -45,7 +46,7 @@ class Defect:
     needs: tuple[frozenset[str], ...] = ()
 
     def may_find(self, seed: int) -> bool:
-        """False if the seed's schedule lacks a fault."""
+        """Returns False if the seed's schedule lacks a fault that the defect needs."""
         kinds = {fault.kind for fault in CAMPAIGN.schedule(seed).faults}
         return all(kinds & alternatives for alternatives in self.needs)
 
@@ -97,11 +98,11 @@ def _usage_twice(usage: Function) -> Function:
 
 
 def _cancel_kept(submit: Function) -> Function:
-    def deaf(self: Any, leg: Any, sink: Any, *, timeout_s: float) -> Any:
+    def ignores_cancel(self: Any, leg: Any, sink: Any, *, timeout_s: float) -> Any:
         cancel = submit(self, leg, sink, timeout_s=timeout_s)
         return (lambda: None) if leg.task is LegTask.PREFILL else cancel
 
-    return deaf
+    return ignores_cancel
 
 
 def _view_stale(on_response: Function) -> Function:
@@ -285,7 +286,7 @@ DEFECTS: dict[str, Defect] = {
 
 @contextmanager
 def planted(defect: Defect) -> Iterator[None]:
-    """Replaces the function in this process."""
+    """Replaces the function in this process while the context is open."""
     module, _, dotted = defect.where.partition(":")
     *owners, name = dotted.split(".")
     owner: Any = importlib.import_module(module)
@@ -300,7 +301,7 @@ def planted(defect: Defect) -> Iterator[None]:
 
 
 def play_with(defect: Defect | None, seed: int) -> Outcome:
-    """Plays a seed, with the defect if there is one."""
+    """Plays a seed, with the defect unless it is None."""
     schedule = CAMPAIGN.schedule(seed)
     if defect is None:
         return play(schedule)
@@ -309,7 +310,7 @@ def play_with(defect: Defect | None, seed: int) -> Outcome:
 
 
 def find(name: str, seeds: Sequence[int]) -> tuple[int, str] | None:
-    """The first seed that finds a defect and passes without it, and what it says."""
+    """Returns the first seed that fails with the defect and passes without it, and its first problem."""
     logging.disable(logging.CRITICAL)
     for seed in filter(DEFECTS[name].may_find, seeds):
         outcome = play_with(DEFECTS[name], seed)
@@ -319,7 +320,7 @@ def find(name: str, seeds: Sequence[int]) -> tuple[int, str] | None:
 
 
 def main() -> int:
-    """0 if each defect was found."""
+    """Returns 0 if each defect was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.defects", description=__doc__)
     parser.add_argument("--only", choices=sorted(DEFECTS))
     parser.add_argument("--seeds", type=int, default=SEEDS_MAX)

@@ -1,4 +1,4 @@
-"""What goes wrong beside the load, by name: scripts of `python -m tests.simulation --faults NAME`."""
+"""Faults that occur during the load, by name: the scripts of `python -m tests.simulation --faults NAME`."""
 
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -18,16 +18,16 @@ MIXED_PAUSE_S = (0.1, 0.6)
 
 
 async def no_faults(mesh: ScriptedMesh) -> None:
-    """Nothing but the load."""
+    """Injects no fault."""
 
 
 def _check_load_goes_on(mesh: ScriptedMesh) -> None:
-    """Fails once the load has ended: what a script waits for will not happen then."""
-    assert mesh in PLAYING, "the load is over and never was in that state"
+    """Fails once the load has ended, because the state that the script waits for cannot occur any more."""
+    assert mesh in PLAYING, "the load ended before the mesh reached the state that the script waits for"
 
 
 async def _until_busy(mesh: ScriptedMesh, worker_id: str, legs: int) -> None:
-    """Until some seconds of load have passed and the worker has so many legs."""
+    """Waits until some seconds of load have passed and the worker has at least `legs` legs."""
     await mesh.world.clock.sleep(FAULT_AT_S)
     while mesh.workers[worker_id].worker.statistics().legs < legs:
         _check_load_goes_on(mesh)
@@ -35,7 +35,7 @@ async def _until_busy(mesh: ScriptedMesh, worker_id: str, legs: int) -> None:
 
 
 async def kill_decode(mesh: ScriptedMesh) -> None:
-    """A decode worker dies in the middle of several streams, while another request waits for its first token from it."""
+    """Kills a decode worker in the middle of several streams, while another request waits for its first token from it."""
     await mesh.world.clock.sleep(FAULT_AT_S)
     while True:
         phases = [
@@ -49,7 +49,7 @@ async def kill_decode(mesh: ScriptedMesh) -> None:
 
 
 async def kill_decode_held(mesh: ScriptedMesh) -> None:
-    """A decode worker dies when all that a request has of it is a token that makes no text yet: the begin of a character."""
+    """Kills a decode worker after a request received only one token from it that makes no text yet: the first byte of a character."""
     await mesh.world.clock.sleep(HELD_AT_S)
     seen = len(mesh.world.trace.lines)
     while True:
@@ -63,13 +63,13 @@ async def kill_decode_held(mesh: ScriptedMesh) -> None:
 
 
 async def kill_prefill(mesh: ScriptedMesh) -> None:
-    """A prefill worker dies while it computes."""
+    """Kills a prefill worker while it computes."""
     await _until_busy(mesh, "prefill-0", 1)
     await mesh.kill("prefill-0")
 
 
 async def drain(mesh: ScriptedMesh) -> None:
-    """A decode worker is drained with streams on it, and a prefill worker a second later."""
+    """Drains a decode worker that has streams, and a prefill worker a second later."""
     await _until_busy(mesh, "decode-0", 6)
     await mesh.drain("decode-0")
     await mesh.world.clock.sleep(1.0)
@@ -77,13 +77,13 @@ async def drain(mesh: ScriptedMesh) -> None:
 
 
 async def partition(mesh: ScriptedMesh) -> None:
-    """A decode worker falls silent for longer than a frontend waits for its heartbeats, and comes back."""
+    """Partitions a decode worker for longer than a frontend waits for its heartbeats, then heals the partition."""
     await _until_busy(mesh, "decode-0", 6)
-    await _silence(mesh, "decode-0", 20.0)
+    await _partition_for(mesh, "decode-0", 20.0)
 
 
 async def mixed(mesh: ScriptedMesh) -> None:
-    """One fault after the other on workers drawn from the seed. Who dies comes back; what breaks is mended."""
+    """Injects one fault after the other on workers drawn from the seed. Killed workers restart, and other faults end."""
     generator = mesh.world.random("faults")
     kinds = list(_KINDS)
     for _ in range(MIXED_FAULTS):
@@ -94,7 +94,7 @@ async def mixed(mesh: ScriptedMesh) -> None:
 
 
 async def kills(mesh: ScriptedMesh) -> None:
-    """A worker is killed every two seconds as long as requests run, never the last of its role, and comes back within one."""
+    """Kills a worker every two seconds while requests run, never the last of its role. It restarts within one second."""
     generator = mesh.world.random("faults")
     down_s = 0.0
     while True:
@@ -111,7 +111,7 @@ async def kills(mesh: ScriptedMesh) -> None:
 
 
 async def routers(mesh: ScriptedMesh) -> None:
-    """Routers die and come back, one at a time, or fall silent; now and then a worker dies meanwhile."""
+    """Kills and restarts routers, one at a time, or partitions them. Now and then a worker dies meanwhile."""
     generator = mesh.world.random("faults")
     for _ in range(ROUTER_FAULTS):
         await mesh.world.clock.sleep(generator.uniform(0.2, 1.5))
@@ -119,7 +119,7 @@ async def routers(mesh: ScriptedMesh) -> None:
         kind = generator.choice(("die", "die", "part", "worker"))
         mesh.world.trace.note("fault", kind, name)
         if kind == "part":
-            await _silence(mesh, name, generator.uniform(0.1, 6.0))
+            await _partition_for(mesh, name, generator.uniform(0.1, 6.0))
         elif kind == "worker":
             await _die(mesh, generator.choice(sorted(mesh.workers)), generator)
         else:
@@ -136,7 +136,7 @@ async def _die(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
 
 
 async def _lose_engine(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
-    """The engine dies within a process that lives on for a moment, as the host ends it."""
+    """The engine dies while its process lives on for a moment, until the host ends it."""
     mesh.workers[worker_id].engine.inject(Die())
     await mesh.world.clock.sleep(0.2)
     await _die(mesh, worker_id, generator)
@@ -170,21 +170,21 @@ async def _hang_pulls(mesh: ScriptedMesh, worker_id: str, generator: Random) -> 
 
 
 async def _part(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
-    await _silence(mesh, worker_id, generator.uniform(0.1, 12.0))
+    await _partition_for(mesh, worker_id, generator.uniform(0.1, 12.0))
 
 
 async def _part_router(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
-    await _silence(mesh, generator.choice(sorted(mesh.routers)), generator.uniform(0.1, 3.0))
+    await _partition_for(mesh, generator.choice(sorted(mesh.routers)), generator.uniform(0.1, 3.0))
 
 
-async def _silence(mesh: ScriptedMesh, name: str, duration_s: float) -> None:
+async def _partition_for(mesh: ScriptedMesh, name: str, duration_s: float) -> None:
     mesh.partition(name)
     await mesh.world.clock.sleep(duration_s)
     mesh.heal(name)
 
 
 async def _lose_registry(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
-    """A worker cannot reach the registry, for longer than its TTL at times."""
+    """A worker cannot reach the registry, sometimes for longer than its TTL."""
     registry = mesh.workers[worker_id].registry
     registry.set_reachable(False)
     await mesh.world.clock.sleep(generator.uniform(0.1, 12.0))

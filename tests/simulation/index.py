@@ -1,11 +1,11 @@
 """The router's index under faults, on virtual time: `python -m tests.simulation.index --seed 7`.
 
-Real parts: the workers' KV feeds, the wire form of every batch, the router's membership, fleet, feeds and index. In between
-stands a client that loses, doubles, delays and swaps batches and breaks streams while faults last; meanwhile workers begin
-anew under their addresses, and the router begins anew with nothing.
+The workers' KV feeds, the encoding of every batch, and the router's membership, fleet, feeds and index are real. A client between them loses,
+duplicates, delays and swaps batches and breaks streams while faults last. Meanwhile workers restart under their addresses, and the router
+restarts with an empty index.
 
-When the faults have stopped, the index must be equal to the union of the workers' caches: every tier, every rank, block by
-block, and nothing beside it; and lookups must give what a walk along the prompt gives.
+When the faults have stopped, the index must equal the union of the workers' caches: every tier, every rank, block by block, and no other block.
+Lookups must return what a walk along the prompt returns.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from tests.virtual_loop import run_virtual
 
 FAULTS_S = 3.0
 SETTLED_WITHIN_S = 8.0
-"""Longest reconnect pause, a snapshot, and one more of each: a stream may have broken just before the faults stopped."""
+"""The longest reconnect pause, a snapshot, and one more of each: a stream may have broken just before the faults stopped."""
 
 PROMPTS = 12
 LENGTH = 24
@@ -46,7 +46,7 @@ GONE = UnavailableError("the worker's process is gone", reason="worker_gone")
 
 
 def prompt(number: int) -> list[int]:
-    """Prompts of a tree: prompt n parts from prompt n - 1 at depth 2n."""
+    """Returns prompts that form a tree: prompt n differs from prompt n - 1 from depth 2n on."""
     return [1000 * min(number, depth // 2) + depth + 1 for depth in range(LENGTH)]
 
 
@@ -55,7 +55,7 @@ ALL_PROMPTS = [prompt(number) for number in range(PROMPTS)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Chances per batch, and how many processes begin anew."""
+    """Probabilities per batch, and how many processes restart."""
 
     lose: float
     double: float
@@ -67,7 +67,7 @@ class Faults:
 
     @classmethod
     def drawn(cls, generator: Random) -> "Faults":
-        """Often one kind dominates: a mix of everything hides what a single kind does."""
+        """Draws the faults. Often one kind dominates, because a mix of all kinds hides the effect of a single one."""
         chances = [generator.choice((0.0, 0.02, 0.2)) for _ in range(5)]
         return cls(
             lose=chances[0],
@@ -81,7 +81,7 @@ class Faults:
 
 
 class CachingWorker:
-    """A worker's cache, and the feed that tells of it. The set of blocks is the truth."""
+    """A worker's cache, and the feed that reports its changes. The sets of blocks are the reference."""
 
     def __init__(self, name: str, generator: Random) -> None:
         self.name = name
@@ -97,8 +97,8 @@ class CachingWorker:
         history_max = self._random.choice((1, 8, 64))
         return KvEventFeed(epoch=self.epoch, history_max=history_max, buffer_max=24, message_blocks_max=24)
 
-    def begin_anew(self) -> None:
-        """Another process under the same address, with an empty cache."""
+    def restart(self) -> None:
+        """Starts a new process under the same address, with an empty cache."""
         self.feed.close_nowait(GONE)
         self.epoch += 1
         for blocks in self.cached.values():
@@ -106,11 +106,10 @@ class CachingWorker:
         self.feed = self._make_feed()
 
     def describe(self) -> WorkerDescription:
-        """What it says of itself."""
         return description(self.name, "decode", epoch=self.epoch, ranks=self.ranks)
 
     def change(self) -> None:
-        """Something is stored, evicted or cleared, and told in one batch."""
+        """Stores, evicts or clears blocks, and reports the events in one batch."""
         events = [self._event() for _ in range(self._random.randint(1, 3))]
         self.feed.append_nowait(events)
 
@@ -135,7 +134,7 @@ class CachingWorker:
 
 
 class FaultyClient:
-    """Calls workers as `GrpcWorkerClient` does; what it reads is the wire form of what they say, and not always all of it."""
+    """Calls workers like `GrpcWorkerClient`. Encodes and decodes each batch, and loses, repeats or delays some of them."""
 
     def __init__(self, workers: Sequence[CachingWorker], faults: Faults, generator: Random) -> None:
         self._workers = {f"{worker.name}:1": worker for worker in workers}
@@ -144,13 +143,12 @@ class FaultyClient:
         self.is_faulty = True
 
     async def describe(self, address: str, *, timeout_s: float) -> WorkerDescription:
-        """At once."""
         return self._workers[address].describe()
 
     async def watch_kv(
         self, address: str, *, resume_at: tuple[int, int] | None = None
     ) -> AsyncGenerator[KvBatch, None]:
-        """The worker's feed; a stream does not outlive the process."""
+        """Yields batches of the worker's feed. The stream ends with the worker's process."""
         kept: KvBatch | None = None
         async with aclosing(self._workers[address].feed.watch(*(resume_at or (None, None)))) as batches:  # type: ignore[type-var]
             async for batch in batches:
@@ -158,15 +156,15 @@ class FaultyClient:
                 if self.is_faulty and kept is None and self._random.random() < self._faults.swap:
                     kept = batch
                     continue
-                for each in self._passed(batch):
-                    yield self._through_the_wire(each)
+                for each in self._drop_or_repeat(batch):
+                    yield self._encode_and_decode(each)
                 if kept is not None:
                     late, kept = kept, None
-                    yield self._through_the_wire(late)
-                await self._suffer()
+                    yield self._encode_and_decode(late)
+                await self._inject_stream_faults()
 
     async def watch_load(self, address: str, *, interval_s: float) -> AsyncGenerator[LoadRecord, None]:
-        """Nothing to do. It breaks with the process."""
+        """Yields an empty load record every second, until the worker's process ends."""
         worker = self._workers[address]
         epoch = worker.epoch
         while worker.epoch == epoch:
@@ -174,14 +172,14 @@ class FaultyClient:
             await asyncio.sleep(1.0)
         raise GONE
 
-    def _passed(self, batch: KvBatch) -> Iterator[KvBatch]:
+    def _drop_or_repeat(self, batch: KvBatch) -> Iterator[KvBatch]:
         if self.is_faulty and self._random.random() < self._faults.lose:
             return
         yield batch
         if self.is_faulty and self._random.random() < self._faults.double:
             yield batch
 
-    async def _suffer(self) -> None:
+    async def _inject_stream_faults(self) -> None:
         if not self.is_faulty:
             return
         if self._random.random() < self._faults.stall:
@@ -189,18 +187,18 @@ class FaultyClient:
         if self._random.random() < self._faults.break_off:
             raise UnavailableError("the connection broke", reason="connection_broken")
 
-    def _through_the_wire(self, batch: KvBatch) -> KvBatch:
+    def _encode_and_decode(self, batch: KvBatch) -> KvBatch:
         return from_kv_batch(pb.WatchKvResponse.FromString(to_kv_batch(batch).SerializeToString()))
 
 
-class ListingRegistry:
-    """Lists the same healthy workers for ever: what the registry notices is not what this is about."""
+class StaticRegistry:
+    """Lists the same healthy workers forever, because these runs do not test the registry."""
 
     def __init__(self, workers: Sequence[CachingWorker]) -> None:
         self._workers = workers
 
     async def watch(self, service: str) -> AsyncIterator[View]:
-        """One view."""
+        """Yields one view."""
         instances = [
             Instance(
                 service=DECODE,
@@ -220,7 +218,7 @@ class ListingRegistry:
 
 
 class IndexSimulation:
-    """Workers, a router that begins anew now and then, and what befalls them, all from a seed."""
+    """Workers, a router that restarts now and then, and their faults, all drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -231,7 +229,7 @@ class IndexSimulation:
         self._membership: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Raises AssertionError when the index is not what it must be."""
+        """Raises AssertionError if the index is wrong."""
         for worker in self.workers:
             for _ in range(self.random.randrange(40)):
                 worker.change()
@@ -246,7 +244,7 @@ class IndexSimulation:
                 tasks.create_task(self._restart_router())
             tasks.create_task(self._use(ending))
         self.client.is_faulty = False
-        # A stream cannot tell that its very last message was lost; the next one shows it.
+        # A stream cannot detect that its very last message was lost; the next message reveals it.
         for worker in self.workers:
             worker.change()
         await self._wait_settled()
@@ -256,7 +254,7 @@ class IndexSimulation:
     async def _start_router(self) -> None:
         self.router = RouterCore(CoreSettings(), router_id="r", generator=self.random)
         membership = FleetMembership(
-            ListingRegistry(self.workers),  # type: ignore[arg-type]
+            StaticRegistry(self.workers),  # type: ignore[arg-type]
             self.client,
             self.router.fleet,
             clock=SystemClock(),
@@ -276,7 +274,7 @@ class IndexSimulation:
 
     async def _restart_worker(self) -> None:
         await asyncio.sleep(self.random.uniform(0, FAULTS_S))
-        self.random.choice(self.workers).begin_anew()
+        self.random.choice(self.workers).restart()
 
     async def _keep_changing(self, worker: CachingWorker, ending: float) -> None:
         while asyncio.get_running_loop().time() < ending:
@@ -285,7 +283,7 @@ class IndexSimulation:
                 worker.change()
 
     async def _use(self, ending: float) -> None:
-        """Placements, sweeps and ends of predictions between the events."""
+        """Places requests, sweeps the index and expires predictions between the events."""
         loop = asyncio.get_running_loop()
         while loop.time() < ending:
             await asyncio.sleep(self.random.expovariate(20))
@@ -315,7 +313,7 @@ class IndexSimulation:
         return True
 
     def check(self) -> None:
-        """The index is the union of the caches, before and after the last sweep."""
+        """Checks that the index is the union of the caches, before and after the last sweep."""
         for _ in range(2):
             for tier, index in self.router.index.tiers.items():
                 union: set[int] = set()
@@ -368,13 +366,13 @@ def run(seed: int) -> None:
 
 
 def run_many(first: int, count: int) -> None:
-    """One run per seed; the first failure ends it."""
+    """Plays one run per seed. The first failure ends it."""
     for seed in range(first, first + count):
         run(seed)
 
 
 def main() -> int:
-    """0: the index was right every time."""
+    """Returns 0 if the index was right in all runs."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.index", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--seeds", type=int, default=1, help="how many")

@@ -13,7 +13,7 @@ from services.simulation.ledger import PlannedCancel, RequestPhase
 from tests.simulation.scripted_mesh import ScriptedMesh
 
 PLAYING: WeakSet[ScriptedMesh] = WeakSet()
-"""Meshes with a load that is not over."""
+"""Meshes whose load has not ended."""
 CANCEL_PHASES = (RequestPhase.ASKING, RequestPhase.PREFILLING, RequestPhase.SUBMITTED, RequestPhase.DECODING)
 
 
@@ -29,9 +29,9 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadShape:
-    """Poisson arrivals; a prompt is the beginning of one of `families` long texts and a tail of its own.
+    """Poisson arrivals. A prompt is the beginning of one of `families` long texts, followed by a tail of its own.
 
-    `hurried_fraction` of the requests give less time than most answers take. `has_whole`: every second one is not streamed.
+    `hurried_fraction` of the requests have a timeout shorter than most answers take. `has_whole`: every second request is not streamed.
     """
 
     rate_per_s: float = 40.0
@@ -56,7 +56,7 @@ HURRIES_S = (0.001, 0.01, 0.03, 0.1, 0.2)
 
 
 def plan_load(generator: Random, count: int, shape: LoadShape) -> Sequence[Planned]:
-    """`count` requests in the order of their times."""
+    """Returns `count` requests in the order of their times."""
     families = [generator.randbytes(shape.prefix_tokens_max) for _ in range(shape.families)]
     planned: list[Planned] = []
     at_s = 0.0
@@ -75,7 +75,7 @@ def plan_load(generator: Random, count: int, shape: LoadShape) -> Sequence[Plann
 
 
 async def play_load(mesh: ScriptedMesh, load: Sequence[Planned]) -> None:
-    """Begins each request at its time, counted from now, and waits for all."""
+    """Starts each request at its time, counted from now, and waits for all to end."""
     began_s = mesh.now_s
     PLAYING.add(mesh)
     for planned in load:
@@ -86,14 +86,14 @@ async def play_load(mesh: ScriptedMesh, load: Sequence[Planned]) -> None:
 
 
 def _cancel(generator: Random) -> PlannedCancel:
-    # A few milliseconds are a step, a crossing or a transfer: what is cancelled is at work on the phase, or just past it.
+    # A step, a message or a transfer takes a few milliseconds: the cancel meets a request that is in the phase, or just past it.
     return PlannedCancel(
         phase=generator.choice(CANCEL_PHASES), after_s=generator.choice((0.0, generator.expovariate(100.0)))
     )
 
 
 def _stops(generator: Random) -> Sequence[str]:
-    """Short enough to occur by chance in answers of random bytes."""
+    """Returns stop strings short enough to occur by chance in answers of random bytes."""
     letters = [chr(generator.randint(33, 126)) for _ in range(3)]
     return letters[0], "".join(letters[1:])
 

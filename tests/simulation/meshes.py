@@ -1,4 +1,4 @@
-"""Meshes by name."""
+"""Shapes of simulated meshes, by name."""
 
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from services.router.core_settings import SyncSettings
@@ -36,4 +36,4 @@ MESHES = {
     ),
     "three-tokens": MeshShape(engine=default_engine(decode_tokens_per_step=3)),
 }
-"""What can be named on the command line, so that every run can be played again."""
+"""The command line accepts these names, so that every run can be replayed."""

@@ -1,4 +1,4 @@
-"""Runs from a seed: what `python -m tests.simulation` and the tests play."""
+"""Plays runs from a seed, for `python -m tests.simulation` and the tests."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ ENDED_WELL = frozenset({"answered", "cancelled", "deadline_exceeded"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How a run went. `wall_s` and `cpu_s` are what it cost here; everything else is equal for equal seeds."""
+    """The results of a run. `wall_s` and `cpu_s` are its costs on this machine; all other fields are equal for equal seeds."""
 
     seed: int
     requests: int
@@ -33,7 +33,7 @@ class Report:
     tokens: int
     outcomes: Counter[str]
     cancelled_in: Counter[str]
-    """Requests whose client left, by their phase."""
+    """Requests whose client cancelled, by their phase."""
     ledgers: dict[str, Ledger]
     killed_at_s: dict[str, float]
     lines: list[str]
@@ -41,18 +41,18 @@ class Report:
 
     @property
     def command(self) -> str:
-        """What replays it."""
+        """The command that replays the run."""
         names = (("faults", self.faults, "none"), ("mesh", self.mesh, "small"), ("load", self.load, "calm"))
         options = "".join(f" --{option} {name}" for option, name, default in names if name != default)
         return f"python -m tests.simulation --seed {self.seed} --requests {self.requests}{options}"
 
     @property
     def failed(self) -> dict[str, int]:
-        """Requests that neither were answered nor ended because their client left or gave too little time, by reason."""
+        """Requests that were neither answered nor cancelled by their client nor out of time, by reason."""
         return {word: count for word, count in self.outcomes.items() if word not in ENDED_WELL}
 
     def check(self) -> "Report":
-        """Fails with the command that replays the run."""
+        """Raises AssertionError with the problems and the command that replays the run."""
         if self.problems:
             more = f"\n... {len(self.problems) - 10} more" if len(self.problems) > 10 else ""
             raise AssertionError("\n".join(self.problems[:10]) + more + f"\nreplay: {self.command}")
@@ -68,7 +68,7 @@ def run(
     load: str = "calm",
     script: Script | None = None,
 ) -> Report:
-    """Plays one run on a loop of its own. `script` in place of that of `faults`."""
+    """Plays one run on a loop of its own. `script` replaces that of `faults`."""
     return run_virtual(_play(seed, requests, faults, mesh, load, script or SCRIPTS[faults]))
 
 

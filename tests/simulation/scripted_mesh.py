@@ -25,7 +25,7 @@ class ScriptedMesh(SimulatedMesh):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.killed_at_s: dict[str, float] = {}
-        """When each worker was killed last."""
+        """The time at which each worker was last killed."""
 
     @property
     def frontend(self) -> SimulatedFrontend:
@@ -57,7 +57,7 @@ class ScriptedMesh(SimulatedMesh):
         self.world.network.heal(self.address_of(name))
 
     def cut(self, frontend: str, worker_id: str) -> None:
-        """Silence between a frontend and a worker."""
+        """Blocks all messages between a frontend and a worker, without closing connections."""
         self.world.trace.note("cut", frontend, worker_id)
         self.world.network.partition(self.address_of(worker_id), client=frontend)
 
@@ -67,9 +67,9 @@ class ScriptedMesh(SimulatedMesh):
         self.world.network.heal(self.address_of(worker_id), client=frontend)
 
     async def idle(self) -> None:
-        """Waits until all requests are over and, after that, as long as a lease and what looks for its end may take.
+        """Waits until all requests have ended, and then until all leases have expired and been checked.
 
-        After a death, until the registry has forgotten it.
+        If a worker was killed, waits until the registry has removed it.
         """
         if self._requests:
             await asyncio.wait(list(self._requests.values()))
@@ -78,5 +78,5 @@ class ScriptedMesh(SimulatedMesh):
         self.world.trace.note("idle")
 
     def problems(self) -> list[str]:
-        """Returns what is not as it must be after `idle`; empty when all is well."""
+        """Returns the violated invariants after `idle`. Empty if there are none."""
         return self.wrong_answers() + self.left()

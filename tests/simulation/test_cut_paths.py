@@ -1,4 +1,5 @@
-"""Cuts between one frontend and workers, in a whole mesh on virtual time: the others do not notice, and it ends soon after the cut."""
+"""Cuts between one frontend and workers, in a whole mesh on virtual time. Other frontends are not affected, and the effect ends soon after
+the cut."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,18 +14,18 @@ from tests.virtual_loop import run_virtual
 SHAPE = MeshShape(frontends=2)
 CUT_AT_S, CUT_S = 4.0, 10.0
 NOTICED_S = 2.0
-"""From the cut until the frontend knows of it."""
+"""Time from the cut until the frontend notices it."""
 GIVEN_UP_S = 6.5
-"""Ten heartbeats without one, and some time to notice: then answers that have begun continue elsewhere."""
+"""Ten missed heartbeats, and some time to notice: then answers that have begun continue on another worker."""
 HEALED_S = 5.0
-"""From the end of the cut until everything is as before."""
+"""Time from the end of the cut until the frontend works as before."""
 REQUESTS = 900
 USUAL_S = 1.0
-"""No request of this load takes longer without a cut."""
+"""Without a cut, no request of this load takes longer."""
 
 
-class Story:
-    """One run: two frontends with half of the load each, and a cut. Times are those of the cut."""
+class CutScenario:
+    """One run with a cut: two frontends, each with half of the load. Times are relative to the cut."""
 
     def __init__(self, cut: Callable[[ScriptedMesh], None], mend: Callable[[ScriptedMesh], None]) -> None:
         self.mesh = ScriptedMesh(23, SHAPE)
@@ -48,7 +49,7 @@ class Story:
         await mesh.aclose()
 
     def arrived(self, frontend: str, after_s: float, before_s: float = 1e9) -> list[Ledger]:
-        """Requests of a frontend by the time from the cut to their arrival."""
+        """Returns the requests of a frontend whose arrival was between these times after the cut."""
         times = ((each, each.arrived_s - self.began_s - CUT_AT_S) for each in self.of[frontend])
         return [each for each, at_s in times if after_s <= at_s < before_s]
 
@@ -57,8 +58,9 @@ def slowest_s(ledgers: list[Ledger]) -> float:
     return max(each.ended_s - each.arrived_s for each in ledgers)
 
 
-def test_a_frontend_that_is_cut_from_all_decode_workers_harms_no_other() -> None:
-    """All requests of the other frontend are answered in their usual time. The cut one refuses with the reason, and recovers."""
+def test_a_frontend_cut_from_all_decode_workers_does_not_affect_others() -> None:
+    """The other frontend answers all requests in their usual time. The cut frontend refuses requests with the reason, and recovers after the
+    cut."""
 
     def cut(mesh: ScriptedMesh) -> None:
         mesh.cut("frontend-0", "decode-0")
@@ -69,15 +71,18 @@ def test_a_frontend_that_is_cut_from_all_decode_workers_harms_no_other() -> None
         mesh.mend("frontend-0", "decode-1")
 
     async def main() -> None:
-        story = Story(cut, mend)
-        await story.play()
-        assert {each.outcome for each in story.of["frontend-1"]} == {"answered"}
-        assert slowest_s(story.of["frontend-1"]) < USUAL_S
-        during = story.arrived("frontend-0", NOTICED_S, CUT_S - 1)
+        scenario = CutScenario(cut, mend)
+        await scenario.play()
+        assert {each.outcome for each in scenario.of["frontend-1"]} == {"answered"}
+        assert slowest_s(scenario.of["frontend-1"]) < USUAL_S
+        during = scenario.arrived("frontend-0", NOTICED_S, CUT_S - 1)
         refused = [each for each in during if each.outcome == "paths_open"]
         assert len(refused) > 0.9 * len(during) and slowest_s(refused) < USUAL_S
-        assert {each.outcome for each in during} <= {"paths_open", "answered"}  # Probes wait until the cut ends.
-        after = story.arrived("frontend-0", CUT_S + HEALED_S)
+        assert {each.outcome for each in during} <= {
+            "paths_open",
+            "answered",
+        }  # Requests that probe a worker wait until the cut ends.
+        after = scenario.arrived("frontend-0", CUT_S + HEALED_S)
         assert after and {each.outcome for each in after} == {"answered"}
         assert slowest_s(after) < USUAL_S
 
@@ -85,20 +90,22 @@ def test_a_frontend_that_is_cut_from_all_decode_workers_harms_no_other() -> None
 
 
 def test_a_cut_from_one_worker_costs_two_seconds_once() -> None:
-    """All requests are answered; those whose tokens were already streamed from the worker continue once it is given up. Those that arrive
-    after the cut was noticed are not late; the worker is used soon after it heals."""
+    """All requests are answered. Those with tokens already streamed from the worker continue elsewhere once the frontend gives it up.
+    Requests that arrive after the frontend noticed the cut are not late. The frontend uses the worker again soon after the cut ends."""
 
     async def main() -> None:
-        story = Story(lambda mesh: mesh.cut("frontend-0", "decode-0"), lambda mesh: mesh.mend("frontend-0", "decode-0"))
-        await story.play()
-        assert {each.outcome for ledgers in story.of.values() for each in ledgers} == {"answered"}
-        assert slowest_s(story.of["frontend-1"]) < USUAL_S
-        assert slowest_s(story.arrived("frontend-0", -USUAL_S, 0.0)) < GIVEN_UP_S + 2 * USUAL_S
-        assert slowest_s(story.arrived("frontend-0", 0.0, NOTICED_S)) < NOTICED_S + USUAL_S
-        assert slowest_s(story.arrived("frontend-0", NOTICED_S)) < USUAL_S
+        scenario = CutScenario(
+            lambda mesh: mesh.cut("frontend-0", "decode-0"), lambda mesh: mesh.mend("frontend-0", "decode-0")
+        )
+        await scenario.play()
+        assert {each.outcome for ledgers in scenario.of.values() for each in ledgers} == {"answered"}
+        assert slowest_s(scenario.of["frontend-1"]) < USUAL_S
+        assert slowest_s(scenario.arrived("frontend-0", -USUAL_S, 0.0)) < GIVEN_UP_S + 2 * USUAL_S
+        assert slowest_s(scenario.arrived("frontend-0", 0.0, NOTICED_S)) < NOTICED_S + USUAL_S
+        assert slowest_s(scenario.arrived("frontend-0", NOTICED_S)) < USUAL_S
         first_s = min(
-            each.arrived_s - story.began_s - CUT_AT_S - CUT_S
-            for each in story.arrived("frontend-0", CUT_S)
+            each.arrived_s - scenario.began_s - CUT_AT_S - CUT_S
+            for each in scenario.arrived("frontend-0", CUT_S)
             if [worker for _, worker in each.placements] == ["decode-0"]
         )
         assert first_s < HEALED_S

@@ -1,4 +1,4 @@
-"""The simulation finds defects that are planted for it, and nothing without them."""
+"""The simulation finds planted defects, and reports nothing without them."""
 
 from functools import cache
 from pathlib import Path
@@ -10,29 +10,31 @@ from services.simulation.play import Outcome
 from tests.simulation.defects import CAMPAIGN, DEFECTS, SEEDS_MAX, planted, play_with
 
 SEARCHED = range(40)
-"""Seeds that are tried in CI if those that found a defect before do not any more."""
+"""Seeds that CI tries if the seeds that found a defect before no longer do."""
 
 
 @cache
-def without(seed: int) -> Outcome:
+def outcome_without_defect(seed: int) -> Outcome:
     return play_with(None, seed)
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", [name for name, defect in DEFECTS.items() if defect.seeds])
 def test_a_planted_defect_is_found(name: str) -> None:
-    """Within a few seeds, and these pass without it. All that `docs/operate/reliability.md` says: `python -m tests.simulation.defects`."""
+    """Some seed fails with the defect and passes without it. `python -m tests.simulation.defects` checks the full statement of
+    `docs/operate/reliability.md`."""
     defect = DEFECTS[name]
     assert all(seed < SEEDS_MAX for seed in defect.seeds)
     seeds = filter(defect.may_find, (*defect.seeds, *SEARCHED))
     found = next((seed for seed in seeds if play_with(defect, seed).problems), None)
     assert found is not None, f"python -m tests.simulation.defects --only {name}"
-    assert not without(found).problems
+    assert not outcome_without_defect(found).problems
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_the_command_shows_a_failure(goes_on: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 1, the problem, and a file that replays it. It ends with the first seed that fails, unless it shall play all."""
+    """The command exits with status 1, prints the problem, and writes a file that replays it. It stops at the first failing seed, unless told
+    to keep going."""
     file = tmp_path / "failure.json"
     mesh = CAMPAIGN.topology
     assert mesh is not None
@@ -56,7 +58,7 @@ def test_the_command_shows_a_failure(goes_on: bool, tmp_path: Path, capsys: pyte
 
 
 def test_the_page_names_the_defects() -> None:
-    """The list of the documentation is the list that is planted."""
+    """The documentation lists exactly the planted defects."""
     page = (Path(__file__).resolve().parents[2] / "docs/operate/reliability.md").read_text()
     assert [
         line.split("`")[1] for line in page.splitlines() if line.startswith("| `") and line.split("`")[1] in DEFECTS

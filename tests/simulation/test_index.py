@@ -1,4 +1,4 @@
-"""The index ends equal to the union of the workers' caches: 300 seeds of faults, and it is a test that can fail."""
+"""The router's index equals the union of the workers' caches after the faults of 300 seeds. A planted bug makes the test fail."""
 
 import pytest
 
@@ -9,18 +9,18 @@ from tests.simulation import index
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(1, 301, 100))
 def test_the_index_is_exact_when_the_faults_have_stopped(first: int) -> None:
-    """Lost, doubled, swapped and late batches, broken streams, routers and workers that begin anew: exact every time."""
+    """After lost, duplicated, swapped and late batches, broken streams, and restarts of routers and workers, the index is exact."""
     index.run_many(first, 100)
 
 
-def test_a_failure_tells_how_to_play_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A feed that takes a batch twice for two is caught within a few seeds, and the command is part of the failure."""
+def test_a_failure_names_the_replay_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a feed accepts every batch as correct, some of the first 20 seeds fail, and the error names the command that replays the run."""
     apply = KvFeed.apply
 
-    def careless(self: KvFeed, step: object) -> bool:
+    def accepts_everything(self: KvFeed, step: object) -> bool:
         apply(self, step)  # type: ignore[arg-type]
         return True
 
-    monkeypatch.setattr(KvFeed, "apply", careless)
+    monkeypatch.setattr(KvFeed, "apply", accepts_everything)
     with pytest.raises(AssertionError, match=r"replay: python -m tests.simulation.index --seed \d+"):
         index.run_many(1, 20)

@@ -1,4 +1,4 @@
-"""KV paths in a whole mesh on virtual time: what a path that fails costs, and how soon it works again."""
+"""KV paths in a whole mesh on virtual time: what a failing path costs, and how soon the mesh uses it again."""
 
 import asyncio
 import logging
@@ -24,29 +24,30 @@ from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 FIRST_S, HEAL_S = 2.0, 5.0
-"""The promises: how late the first request that meets a failing path may be, and how long after its end the path works again."""
+"""The promised bounds: the delay of the first request that meets a failing path, and the time from the end of a failure until the path works
+again."""
 QUICK_S = 0.3
 PREFILL = "prefill-0"
 
 
-def ask(name: str) -> Request:
-    """A prompt that no cache holds."""
+def uncached_request(name: str) -> Request:
+    """Returns a request whose prompt is in no cache."""
     prompt = list(Random(name).randbytes(200))
     return Request(request_id=name, model=MODEL, prompt=prompt, sampling=SamplingParams(max_tokens=8))
 
 
-def run_story(shape: MeshShape, story: Callable[[ScriptedMesh], Coroutine[Any, Any, None]]) -> None:
+def run_scenario(shape: MeshShape, scenario: Callable[[ScriptedMesh], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         mesh = ScriptedMesh(5, shape)
         await mesh.start()
-        await story(mesh)
+        await scenario(mesh)
         await mesh.aclose()
 
     run_virtual(run())
 
 
 async def run_all(mesh: ScriptedMesh, names: Sequence[str]) -> list[Ledger]:
-    ledgers = [await mesh.request(ask(name)) for name in names]
+    ledgers = [await mesh.request(uncached_request(name)) for name in names]
     assert not [ledger.error for ledger in ledgers if ledger.error is not None]
     return ledgers
 
@@ -60,7 +61,7 @@ def decode_of(mesh: ScriptedMesh) -> SimulatedWorker:
 
 
 def usage(worker: SimulatedWorker) -> tuple[int, ...]:
-    """The counters that operators read as the work done for clients."""
+    """Returns the counters that operators read as work done for clients."""
     load = worker.worker.engine.load()
     return load.prompt_tokens_total, load.output_tokens_total, load.cached_tokens_total, load.transferred_tokens_total
 
@@ -72,10 +73,10 @@ async def until(condition: Callable[[], object], within_s: float) -> None:
 
 
 def test_a_failing_path_costs_one_request_two_seconds_and_the_others_nothing() -> None:
-    """The first pull that hangs is given up after the path's own limit. Later prompts are computed at once, checks notice the end of
-    the failure, and KV is pulled again."""
+    """The decode worker gives up the first hanging pull after the path's own limit. It computes later prompts itself without delay. Checks
+    notice the end of the failure, and the worker pulls KV again."""
 
-    async def story(mesh: ScriptedMesh) -> None:
+    async def scenario(mesh: ScriptedMesh) -> None:
         decode = decode_of(mesh)
         paths, network = decode.engine.kv_paths, mesh.world.kv_network
         await run_all(mesh, ["warm1", "warm2"])
@@ -85,25 +86,26 @@ def test_a_failing_path_costs_one_request_two_seconds_and_the_others_nothing() -
         assert max(map(elapsed_s, others)) < QUICK_S
         load = decode.worker.engine.load()
         assert load.failing_kv_paths == [FailingKvPath(worker_id=PREFILL, reason="timed_out")]
-        failed = load.failed_handoffs_total  # Until the router stops pairing the two.
+        failed = load.failed_handoffs_total  # Pulls fail until the router stops pairing the two.
         assert 1 <= failed < 6 and load.recomputed_tokens_total == failed * 200
         network.hangs_pulls = False
         await until(lambda: not paths.failing(), HEAL_S)
-        await asyncio.sleep(1.0)  # The router learns it from the next load record.
+        await asyncio.sleep(1.0)  # The next load record informs the router.
         before = decode.engine.load().transferred_tokens_total
         await run_all(mesh, ["healed"])
         assert decode.engine.load().transferred_tokens_total >= before + 190
         assert decode.worker.engine.load().failed_handoffs_total == failed
 
-    run_story(MeshShape(prefill=1, decode=1), story)
+    run_scenario(MeshShape(prefill=1, decode=1), scenario)
 
 
 def test_a_check_whose_handle_was_not_received_leaves_no_lease() -> None:
-    """The machine stands still while the handle is on its way. When it goes on, the check is over time, and cannot name the handle."""
+    """The machine is suspended while the handle is in flight, so that the check times out before it knows the handle. The lease is still
+    released."""
 
-    async def story(mesh: ScriptedMesh) -> None:
+    async def scenario(mesh: ScriptedMesh) -> None:
         prefill, decode = mesh.workers[PREFILL], decode_of(mesh)
-        await asyncio.sleep(2.0)  # The checks of a worker that joins are over.
+        await asyncio.sleep(2.0)  # The checks at the worker's start have ended.
         source = WorkerRef(worker_id=PREFILL, address=prefill.address, epoch=1)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
@@ -117,31 +119,32 @@ def test_a_check_whose_handle_was_not_received_leaves_no_lease() -> None:
             await asyncio.sleep(0.1)
             assert not len(prefill.engine.scheduler.leases), moment
 
-    run_story(MeshShape(prefill=1, decode=1, engine=default_engine(lease_s=60.0)), story)
+    run_scenario(MeshShape(prefill=1, decode=1, engine=default_engine(lease_s=60.0)), scenario)
 
 
 def test_a_worker_that_changed_its_role_checks_paths() -> None:
-    """A former prefill worker notices that a failing path works again. A former decode worker does not check itself."""
+    """A worker that became a decode worker notices that a failing path works again. A worker that became a prefill worker is not its own
+    source."""
 
-    async def story(mesh: ScriptedMesh) -> None:
+    async def scenario(mesh: ScriptedMesh) -> None:
         moved, network = mesh.workers["prefill-1"], mesh.world.kv_network
         await moved.membership.set_role(Role.DECODE)
         await mesh.workers["decode-0"].membership.set_role(Role.PREFILL)
         await asyncio.sleep(5.0)
         assert sorted(mesh.workers["decode-0"].checks._sources) == ["prefill-0"]
         network.hangs_pulls = True
-        ledger = await mesh.request(replace(ask("cut"), pinned_decode_worker_id="prefill-1"))
+        ledger = await mesh.request(replace(uncached_request("cut"), pinned_decode_worker_id="prefill-1"))
         assert ledger.error is None and moved.engine.kv_paths.failing()
         network.hangs_pulls = False
         await until(lambda: not moved.engine.kv_paths.failing(), HEAL_S)
 
-    run_story(MeshShape(prefill=2, decode=2), story)
+    run_scenario(MeshShape(prefill=2, decode=2), scenario)
 
 
 def test_a_new_prefill_worker_is_checked_before_a_request_uses_it() -> None:
-    """By each decode worker; with a failing network the path is known to fail although no client has asked for anything."""
+    """Each decode worker checks its path to a new prefill worker. If the KV network fails, the path is known to fail before any request."""
 
-    async def story(mesh: ScriptedMesh) -> None:
+    async def scenario(mesh: ScriptedMesh) -> None:
         decodes = [mesh.workers[f"decode-{number}"] for number in range(2)]
         for decode in decodes:
             await until(decode.engine.kv_paths.paths, 5.0)
@@ -156,13 +159,14 @@ def test_a_new_prefill_worker_is_checked_before_a_request_uses_it() -> None:
             ]
             assert decode.worker.engine.load().failed_handoffs_total == 0
 
-    run_story(MeshShape(prefill=1, decode=2), story)
+    run_scenario(MeshShape(prefill=1, decode=2), scenario)
 
 
 def test_checks_leave_few_blocks_behind_and_count_no_tokens() -> None:
-    """However often a failing path is checked: its prompt is always the same. Failed and successful checks are no work for clients."""
+    """Repeated checks of a failing path add no cached blocks, because all checks use the same prompt. Checks are not counted as work for
+    clients, whether they fail or succeed."""
 
-    async def story(mesh: ScriptedMesh) -> None:
+    async def scenario(mesh: ScriptedMesh) -> None:
         mesh.world.kv_network.fails_pulls = True
         await run_all(mesh, ["one"])
         await asyncio.sleep(10.0)
@@ -178,13 +182,13 @@ def test_checks_leave_few_blocks_behind_and_count_no_tokens() -> None:
         await until(lambda: not decode_of(mesh).engine.kv_paths.failing(), HEAL_S)
         assert [usage(worker) for worker in mesh.workers.values()] == before
 
-    run_story(MeshShape(prefill=1, decode=1), story)
+    run_scenario(MeshShape(prefill=1, decode=1), scenario)
 
 
 def test_background_checks_are_bounded() -> None:
-    """Twelve new prefill workers at once: no decode worker checks more than CHECKS_MAX of them at a time, and all are checked."""
+    """With twelve new prefill workers at once, a decode worker runs at most CHECKS_MAX checks at a time, and checks all of them."""
 
-    async def story(mesh: ScriptedMesh) -> None:
+    async def scenario(mesh: ScriptedMesh) -> None:
         decode, most = decode_of(mesh), 0
         async with asyncio.timeout(30.0):
             while len(decode.engine.kv_paths.paths()) < 12:
@@ -192,13 +196,13 @@ def test_background_checks_are_bounded() -> None:
                 await asyncio.sleep(0.001)
         assert 1 <= most <= CHECKS_MAX
 
-    run_story(MeshShape(prefill=12, decode=1), story)
+    run_scenario(MeshShape(prefill=12, decode=1), scenario)
 
 
 def test_a_check_on_request() -> None:
-    """Over the wire: it is well; the source fails; the source does not answer; and prefill workers do not check."""
+    """The RPC reports a working path, a failing pull and a source that does not answer. Prefill workers reject the RPC."""
 
-    async def story(mesh: ScriptedMesh) -> None:
+    async def scenario(mesh: ScriptedMesh) -> None:
         pool = mesh.world.network.pool()
         client, decode = GrpcWorkerClient(pool), decode_of(mesh)
         source = WorkerRef(worker_id=PREFILL, address=mesh.workers[PREFILL].address, epoch=1)
@@ -219,13 +223,13 @@ def test_a_check_on_request() -> None:
         assert await client.list_kv_paths(source.address, timeout_s=10.0) == []
         await pool.aclose()
 
-    run_story(MeshShape(prefill=1, decode=1), story)
+    run_scenario(MeshShape(prefill=1, decode=1), scenario)
 
 
-def test_who_asks_for_a_check_does_not_say_where_a_worker_is() -> None:
-    """A worker that was taken over gives another one's id its own address. Pulls go on to where the registry says."""
+def test_a_check_does_not_override_the_registered_address() -> None:
+    """A caller of the RPC may claim another address for a worker's id. Pulls continue to use the address in the registry."""
 
-    async def story(mesh: ScriptedMesh) -> None:
+    async def scenario(mesh: ScriptedMesh) -> None:
         await run_all(mesh, ["first"])
         pool = mesh.world.network.pool()
         client, decode = GrpcWorkerClient(pool), decode_of(mesh)
@@ -236,14 +240,14 @@ def test_who_asks_for_a_check_does_not_say_where_a_worker_is() -> None:
         assert listed and decode.engine.kv_paths.host_of(PREFILL) == listed
         await pool.aclose()
 
-    run_story(MeshShape(prefill=1, decode=1), story)
+    run_scenario(MeshShape(prefill=1, decode=1), scenario)
 
 
 @pytest.mark.parametrize("worker_id", ["decode-0", PREFILL])
-def test_the_warm_up_leaves_nothing(worker_id: str) -> None:
-    """No leases, and no blocks but those of a check. A failed check does not stop the start."""
+def test_the_warm_up_leaves_no_leases(worker_id: str) -> None:
+    """The warm-up leaves no leases and only the blocks of a check. A failed check does not stop the start."""
 
-    async def story(mesh: ScriptedMesh) -> None:
+    async def scenario(mesh: ScriptedMesh) -> None:
         for fails in (False, True):
             mesh.world.kv_network.fails_pulls = fails
             worker = mesh.workers[worker_id]
@@ -255,19 +259,19 @@ def test_the_warm_up_leaves_nothing(worker_id: str) -> None:
             assert worker.engine.load().step > steps
             await until(lambda engine=worker.engine: not engine.load().kv_blocks_used, 5.0)
             assert not worker.worker.statistics().leases
-            # The check by a peer leaves its prompt's block in the prefill worker's cache, always the same one.
+            # The check by a peer leaves its prompt's block in the prefill worker's cache. All checks use the same block.
             assert len(worker.engine.scheduler.pool.cached_names()) <= 2
             if worker_id != PREFILL:
                 assert bool(worker.engine.load().failing_kv_paths) is fails
 
-    run_story(MeshShape(prefill=1, decode=1), story)
+    run_scenario(MeshShape(prefill=1, decode=1), scenario)
 
 
 def test_a_prefill_worker_is_checked_before_it_registers(caplog: pytest.LogCaptureFixture) -> None:
-    """It has a decode worker pull from it. The log says what failed, and for whom. A decode worker that does not answer delays it by seconds
-    only."""
+    """During the warm-up a decode worker pulls from the new prefill worker. The log names the failure and the decode worker. A decode worker
+    that does not answer delays the start by a few seconds only."""
 
-    async def story(mesh: ScriptedMesh) -> None:
+    async def scenario(mesh: ScriptedMesh) -> None:
         prefill, decode = mesh.workers[PREFILL], decode_of(mesh)
 
         async def warm_up() -> list[tuple[str, str | None]]:
@@ -293,4 +297,4 @@ def test_a_prefill_worker_is_checked_before_it_registers(caplog: pytest.LogCaptu
         assert mesh.world.clock.now() - began_s < 12.0
 
     with caplog.at_level(logging.INFO):
-        run_story(MeshShape(prefill=1, decode=1), story)
+        run_scenario(MeshShape(prefill=1, decode=1), scenario)

@@ -1,4 +1,4 @@
-"""Each process of a mesh is killed, or stands still, at each step of a request: whoever waits gets a right answer."""
+"""Kills or suspends each process of a mesh in each phase of a request, and checks that all requests get right answers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ PHASES = (RequestPhase.ASKING, RequestPhase.PREFILLING, RequestPhase.SUBMITTED, 
 TARGETS = ("router", "prefill", "decode")
 KILL, STILL = "kill", "still"
 FAULTS = ((KILL, 0.3), (STILL, 0.5), (STILL, 5.0), (STILL, 15.0))
-"""What happens, and for how long the process is away: not at all for heartbeats, for longer than they may be missed, for longer
-than a placement may take and than the lease of the KV."""
+"""The fault, and for how long the process is away: not long enough to miss a heartbeat, longer than heartbeats may be missed, and longer than
+a placement may take and than the lease of the KV."""
 ENDED_S_MAX = 60.0
 
 
@@ -34,15 +34,15 @@ def request(name: str, number: int, *, choices: int = 1, logprobs: int | None = 
 
 
 def target_of(mesh: ScriptedMesh, target: str, ledger: Ledger) -> str:
-    """The router that is asked, or the worker that has the request or would have it."""
+    """Returns the router that the frontend uses, or the worker that has the request or would get it."""
     if target == "router":
         return mesh.frontend.router_link.router_ids[0]
     placed = ledger.placements[-1] if ledger.placements else ("prefill-0", "decode-0")
     return placed[0] if target == "prefill" else placed[1]
 
 
-async def strike(mesh: ScriptedMesh, name: str, fault: str, away_s: float) -> None:
-    """The fault, and its end."""
+async def inject_fault(mesh: ScriptedMesh, name: str, fault: str, away_s: float) -> None:
+    """Injects the fault, waits, and ends it."""
     if fault == STILL:
         mesh.partition(name)
         await mesh.world.clock.sleep(away_s)
@@ -54,8 +54,8 @@ async def strike(mesh: ScriptedMesh, name: str, fault: str, away_s: float) -> No
     await (mesh.restart_router(name) if role is None else mesh.start_worker(name, role))
 
 
-async def attack(mesh: ScriptedMesh, target: str, fault: str, away_s: float) -> list[str]:
-    """In each phase of a request that is streamed, and of one that is not, with others beside it."""
+async def inject_in_each_phase(mesh: ScriptedMesh, target: str, fault: str, away_s: float) -> list[str]:
+    """Injects the fault in each phase of a streamed request and of one that is not streamed, with other requests in flight."""
     problems: list[str] = []
     for number, (phase, is_whole) in enumerate((phase, is_whole) for phase in PHASES for is_whole in (False, True)):
         watched = mesh.begin(request(f"w{number}", number), is_whole=is_whole)
@@ -65,7 +65,7 @@ async def attack(mesh: ScriptedMesh, target: str, fault: str, away_s: float) -> 
         ]
         while watched.phase < phase and not watched.outcome:
             await mesh.world.clock.sleep(0.0002)
-        await strike(mesh, target_of(mesh, target, watched), fault, away_s)
+        await inject_fault(mesh, target_of(mesh, target, watched), fault, away_s)
         asked = [watched, *beside]
         async with asyncio.timeout(ENDED_S_MAX):
             while not all(each.outcome for each in asked):
@@ -80,13 +80,13 @@ async def attack(mesh: ScriptedMesh, target: str, fault: str, away_s: float) -> 
 @pytest.mark.parametrize(("fault", "away_s"), FAULTS, ids=[f"{fault}-{away_s:g}s" for fault, away_s in FAULTS])
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_process_fails_at_every_step(target: str, fault: str, away_s: float) -> None:
-    """Every answer is right, streamed or not; then no block, leg, lease or reservation is left."""
+    """All answers are right, streamed or not. Afterwards no block, leg, lease or reservation is left."""
 
     async def main() -> list[str]:
         mesh = ScriptedMesh(11, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))
         try:
             await mesh.start()
-            problems = await attack(mesh, target, fault, away_s)
+            problems = await inject_in_each_phase(mesh, target, fault, away_s)
             await mesh.idle()
             problems += mesh.problems()
         finally:
@@ -98,8 +98,8 @@ def test_every_process_fails_at_every_step(target: str, fault: str, away_s: floa
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=[phase.name.lower() for phase in PHASES])
-def test_a_frontend_that_is_killed_leaves_nothing(phase: RequestPhase) -> None:
-    """Its connections break without a word: workers stop its legs and free its KV, routers end its reservations."""
+def test_a_killed_frontend_leaves_no_state(phase: RequestPhase) -> None:
+    """When the frontend's connections break, workers stop its legs and free its KV, and routers end its reservations."""
 
     async def main() -> list[str]:
         mesh = ScriptedMesh(12, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))
@@ -114,7 +114,7 @@ def test_a_frontend_that_is_killed_leaves_nothing(phase: RequestPhase) -> None:
                 task.cancel()
             await mesh.idle()
             await mesh.world.clock.sleep(2 * CoreSettings().reservation_grace_s)
-            # What its clients saw is nobody's matter; what others keep of it is.
+            # The answers of the killed frontend's clients do not matter here, only the state that other processes keep.
             mesh.ledgers.clear()
             return mesh.problems()
         finally:
@@ -125,8 +125,9 @@ def test_a_frontend_that_is_killed_leaves_nothing(phase: RequestPhase) -> None:
 
 @pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize("phase", [RequestPhase.SUBMITTED, RequestPhase.DECODING])
-def test_a_request_that_kills_engines_kills_two(phase: RequestPhase, is_whole: bool) -> None:
-    """It is placed once more after the first death and ends with the second; the third worker serves whoever did not share both."""
+def test_a_request_that_kills_engines_kills_at_most_two(phase: RequestPhase, is_whole: bool) -> None:
+    """The request is placed again after the first death and ends with the second one. The third worker serves all requests that were not on
+    both dead workers."""
 
     async def main() -> tuple[Ledger, list[Ledger], int, list[str]]:
         mesh = ScriptedMesh(13, MeshShape(prefill=1, decode=3, routers=2, engine=default_engine(lease_s=5.0)))
@@ -157,8 +158,8 @@ def test_a_request_that_kills_engines_kills_two(phase: RequestPhase, is_whole: b
         assert each.outcome == "answered" or (shared and each.outcome == WORKER_LOST_TWICE)
 
 
-async def kill_under(mesh: ScriptedMesh, ledger: Ledger, tokens: Sequence[int]) -> None:
-    """Kills the decode worker of each placement of a request as soon as so many tokens of the answer have arrived and its leg is there."""
+async def kill_after_tokens(mesh: ScriptedMesh, ledger: Ledger, tokens: Sequence[int]) -> None:
+    """Kills the decode worker of each placement of a request, once its leg was submitted and the answer has that many tokens."""
     name = f" submit {ledger.request.request_id}-0"
     for number, count in enumerate(tokens, 1):
         while not ledger.outcome:
@@ -178,8 +179,8 @@ KILLS = {
 
 
 @pytest.mark.parametrize("case", KILLS)
-def test_poison_is_told_from_chance(case: str) -> None:
-    """Whole processes are killed under a request. Two that generated no token of it end it; others do not count."""
+def test_poisonous_requests_are_distinguished_from_random_kills(case: str) -> None:
+    """Two worker deaths before the worker generated a token of the request end it. Deaths after a token do not count."""
     tokens, outcome, placements = KILLS[case]
 
     async def main() -> tuple[Ledger, list[str]]:
@@ -187,7 +188,7 @@ def test_poison_is_told_from_chance(case: str) -> None:
         try:
             await mesh.start()
             ledger = mesh.begin(request("killed", 99))
-            await kill_under(mesh, ledger, tokens)
+            await kill_after_tokens(mesh, ledger, tokens)
             await mesh.idle()
             return ledger, mesh.problems()
         finally:
@@ -202,7 +203,7 @@ def test_poison_is_told_from_chance(case: str) -> None:
 @pytest.mark.parametrize("away_s", [4.0, 9.0])
 @pytest.mark.parametrize("is_process", [True, False], ids=["pause", "partition"])
 def test_a_request_with_a_constraint_waits_for_a_silent_worker(target: str, away_s: float, is_process: bool) -> None:
-    """It is answered, and no other worker of the role gets it."""
+    """The request is answered by the silent worker, and no other worker of the role gets it."""
 
     async def main() -> tuple[Ledger, list[str]]:
         mesh = ScriptedMesh(16, MeshShape(prefill=2, decode=3, routers=2, engine=default_engine(lease_s=5.0)))
@@ -235,8 +236,8 @@ def test_a_request_with_a_constraint_waits_for_a_silent_worker(target: str, away
 
 @pytest.mark.parametrize("still_s", [3.0, 20.0])
 @pytest.mark.parametrize("phase", PHASES, ids=[phase.name.lower() for phase in PHASES])
-def test_a_machine_that_is_suspended_goes_on(phase: RequestPhase, still_s: float) -> None:
-    """All processes stand still at once, also for longer than a lease: what is not streamed is answered right, and nobody hangs."""
+def test_a_suspended_machine_resumes(phase: RequestPhase, still_s: float) -> None:
+    """All processes are suspended at once, also for longer than a lease. All requests are answered correctly, and none hangs."""
 
     async def main() -> list[str]:
         mesh = ScriptedMesh(14, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))

@@ -1,4 +1,4 @@
-"""The whole mesh on virtual time: 1 000 requests, runs that repeat exactly from a seed, and the faults that it handles today."""
+"""The whole mesh on virtual time: 1 000 requests, runs that repeat exactly from a seed, and faults."""
 
 import os
 import subprocess
@@ -20,11 +20,11 @@ from tests.virtual_loop import run_virtual
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_S_MAX = 40.0
-"""Several times what it takes; processor time, since the machine may run other things beside it."""
+"""Several times the usual duration. It is processor time, because other programs may run on the machine."""
 
 
 def hash_elsewhere(report: Report) -> str:
-    """The hash of the same run in another process, where addresses and the hashes of texts are others."""
+    """Returns the hash of the same run in another process, which has other object addresses and string hashes."""
     environment = {**os.environ, "PYTHONHASHSEED": "4711"}
     done = subprocess.run(
         [sys.executable, *report.command.split()[1:]],
@@ -39,7 +39,7 @@ def hash_elsewhere(report: Report) -> str:
 
 @pytest.mark.timeout(300)
 def test_a_thousand_requests() -> None:
-    """Every request of 1 000 ends once, with its tokens and nothing left behind."""
+    """Each of 1 000 requests ends exactly once with the right tokens, and leaves nothing behind."""
     report = run(7, 1000).check()
     assert report.outcomes == {
         "answered": 1000 - report.outcomes["cancelled"],
@@ -50,14 +50,14 @@ def test_a_thousand_requests() -> None:
 
 
 def test_runs_repeat_exactly() -> None:
-    """The same seed repeats message by message, in one process and in another. Another seed is another run."""
+    """Runs with the same seed are equal message by message, in one process and in another. Runs with other seeds differ."""
     first, second, other = (run(seed, 150).check() for seed in (7, 7, 8))
     assert first.hash == second.hash != other.hash
     assert hash_elsewhere(first) == first.hash, f"the run does not repeat; {first.command}"
 
 
 def test_killed_decode_worker() -> None:
-    """Streams on a decode worker that dies continue elsewhere, and so do requests without a token: no client notices."""
+    """When a decode worker dies, its streams and its requests without a token continue elsewhere, and clients do not notice."""
     report = run(3, 300, faults="kill-decode").check()
     [killed_at_s] = report.killed_at_s.values()
     assert set(report.outcomes) == {"answered", "cancelled"}
@@ -68,7 +68,7 @@ def test_killed_decode_worker() -> None:
 
 
 def test_killed_decode_worker_with_a_held_token() -> None:
-    """Who has received tokens but shown none of them loses nothing: the held tokens are part of the answer."""
+    """A request that has received tokens but shown none to its client loses nothing: the held tokens are part of the answer."""
     report = run(2, 250, faults="kill-decode-held").check()
     assert set(report.outcomes) == {"answered", "cancelled"}
     [killed_at_s] = report.killed_at_s.values()
@@ -90,7 +90,7 @@ def test_killed_prefill_worker() -> None:
 
 
 def test_drained_workers() -> None:
-    """From its mark on a worker takes nothing new (`problems` has that), what it had ends well, and nobody is refused."""
+    """A draining worker gets no new requests, and its requests in flight end well. No request is refused."""
     report = run(3, 300, faults="drain").check()
     assert set(report.outcomes) == {"answered", "cancelled"}
     marks = {line.split()[3]: float(line.split()[0]) for line in report.lines if " drain " in line}
@@ -101,14 +101,14 @@ def test_drained_workers() -> None:
 
 
 def test_silent_decode_worker() -> None:
-    """A decode worker that falls silent is given up: its streams continue elsewhere, and it comes back."""
+    """When a decode worker falls silent, its streams continue on another worker."""
     report = run(3, 300, faults="partition").check()
     assert set(report.outcomes) == {"answered", "cancelled"}
     assert any(each.continued_after for each in _moved(report, from_decode="decode-0"))
 
 
 def test_deadlines() -> None:
-    """A request that has too little time ends as such, in whatever phase that finds it, and leaves nothing behind."""
+    """A request whose timeout expires ends with `deadline_exceeded`, in any phase, and leaves nothing behind."""
     report = run(4, 200, load="hurried").check()
     assert set(report.outcomes) == {"answered", "cancelled", "deadline_exceeded"}
     late = [each for each in report.ledgers.values() if each.outcome == "deadline_exceeded"]
@@ -119,14 +119,14 @@ def test_deadlines() -> None:
 
 @pytest.mark.parametrize("mesh", ["tight", "no-prefill", "three-tokens"])
 def test_other_meshes(mesh: str) -> None:
-    """Caches that are evicted and requests that are preempted, no prefill workers, several tokens a step: all answered."""
+    """All requests are answered with evicted caches and preempted requests, without prefill workers, and with several tokens a step."""
     report = run(5, 150, mesh=mesh, load="dense").check()
     assert set(report.outcomes) == {"answered", "cancelled"}
 
 
 @pytest.mark.parametrize("faults", ["none", "kill-prefill", "mixed"])
 def test_single_tokens(faults: str) -> None:
-    """Each has the token it should have, whatever breaks and whoever leaves; nearly all come from prefill workers."""
+    """Each answer has the right token, despite faults and cancels. Prefill workers answer nearly all requests."""
     report = run(9, 400, load="single", faults=faults).check()
     assert set(report.outcomes) <= {"answered", "cancelled", "deadline_exceeded"}
     assert report.outcomes["answered"] > 300
@@ -140,9 +140,9 @@ def test_single_tokens(faults: str) -> None:
 
 @pytest.mark.parametrize("mesh", ["three-and-three", "rendezvous-three-and-three"])
 def test_a_worker_is_killed_every_two_seconds(mesh: str) -> None:
-    """A slice of what `python -m tests.simulation --faults kills --mesh three-and-three --load long --requests 1000` plays.
+    """Plays a part of `python -m tests.simulation --faults kills --mesh three-and-three --load long --requests 1000`.
 
-    Every answer is right, streamed or not. `check` compares all tokens, texts, ends and usage.
+    Every answer is right, streamed or not. `check` compares all tokens, texts, finish reasons and usage.
     """
     report = run(1, 120, faults="kills", mesh=mesh, load="long").check()
     assert set(report.outcomes) == {"answered"}, report.command
@@ -153,7 +153,7 @@ def test_a_worker_is_killed_every_two_seconds(mesh: str) -> None:
 
 
 def test_killed_router() -> None:
-    """With another router there, nobody notices that one dies; requests in flight go on."""
+    """With a second router, clients do not notice that one dies, and requests in flight continue."""
 
     async def kill_router(mesh: ScriptedMesh) -> None:
         await mesh.world.clock.sleep(1.0)
@@ -166,15 +166,15 @@ def test_killed_router() -> None:
 @pytest.mark.parametrize("load", ["calm", "halves"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_mixed_faults(seed: int, load: str) -> None:
-    """Whatever breaks: every request is answered with the tokens it should have; then nothing is left."""
+    """Under mixed faults every request is answered with the right tokens, and nothing is left behind."""
     report = run(seed, 200, faults="mixed", load=load).check()
     assert set(report.outcomes) == {"answered", "cancelled"}
     longest_s = max(ledger.ended_s - ledger.arrived_s for ledger in report.ledgers.values())
     assert longest_s < 20.0
 
 
-def test_the_account_finds_wrong_tokens() -> None:
-    """The check itself can fail: an engine that does not verify lost KV gives wrong tokens, and that is found."""
+def test_the_invariants_detect_wrong_tokens() -> None:
+    """An engine that does not verify lost KV gives wrong tokens, and the invariants report them."""
     shape = MeshShape(engine=default_engine(verify_kv=False))
 
     async def one_wrong_answer() -> list[str]:
@@ -195,15 +195,15 @@ def test_the_account_finds_wrong_tokens() -> None:
 
 
 def test_a_failed_run_names_its_command() -> None:
-    """Whoever sees a run fail can play it again."""
+    """The error of a failed run contains the command that replays it."""
 
-    async def leave_something(mesh: ScriptedMesh) -> None:
+    async def leak_a_block(mesh: ScriptedMesh) -> None:
         mesh.workers["decode-0"].engine.scheduler.pool.allocate(1)
 
     with pytest.raises(
         AssertionError, match=r"(?s)decode-0: blocks .*\n.*python -m tests.simulation --seed 5 --requests 3"
     ):
-        run(5, 3, script=leave_something).check()
+        run(5, 3, script=leak_a_block).check()
 
 
 def _moved(report: Report, *, from_decode: str) -> list[Ledger]:
@@ -219,5 +219,5 @@ def _at_s(line: str) -> float:
 
 
 def _placed_after(report: Report, time_s: float) -> list[Ledger]:
-    """Requests that arrived after a time and got as far as a placement."""
+    """Returns the requests that arrived after a time and were placed."""
     return [each for each in report.ledgers.values() if each.arrived_s > time_s and each.placements]

@@ -1,4 +1,4 @@
-"""Processes of the last release and of today in one mesh: messages lose every field that the release's contracts lack."""
+"""Processes of the last release and of this version in one mesh: messages lose every field that the release's contracts lack."""
 
 import importlib
 import pkgutil
@@ -17,7 +17,7 @@ from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 RELEASE = Release()
-OWN = [name for name in RELEASE.messages if name.startswith("kvmesh.")]
+OWN_MESSAGES = [name for name in RELEASE.messages if name.startswith("kvmesh.")]
 for module in pkgutil.walk_packages(kvmesh.api.__path__, "kvmesh.api."):
     if module.name.endswith("_pb2"):
         importlib.import_module(module.name)
@@ -31,8 +31,8 @@ OLD = {
 
 
 @pytest.mark.parametrize("old", OLD)
-def test_a_mesh_of_both_releases_answers_as_one(old: str) -> None:
-    """Whichever processes are old: every answer is right and nothing is left."""
+def test_a_mesh_of_both_releases_answers_correctly(old: str) -> None:
+    """Every answer is right and nothing is left behind, whichever processes run the old release."""
 
     async def play() -> None:
         mesh = ScriptedMesh(5, MeshShape(routers=2))
@@ -58,9 +58,9 @@ def test_a_mesh_of_both_releases_answers_as_one(old: str) -> None:
     run_virtual(play())
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", OWN_MESSAGES)
 def test_a_message_passes_both_ways(name: str) -> None:
-    """With every field set. The release keeps today's fields as unknown ones, and today's code reads the release's."""
+    """A message with all fields set passes through the other release unchanged: each release keeps the other's fields as unknown fields."""
     today = symbol_database.Default().GetSymbol(name)  # type: ignore[no-untyped-call]
     message = filled(today())
     old = RELEASE.type_of(name).FromString(message.SerializeToString())
@@ -68,13 +68,13 @@ def test_a_message_passes_both_ways(name: str) -> None:
     of_release = filled(RELEASE.type_of(name)())
     read = today.FromString(of_release.SerializeToString())
     assert RELEASE.type_of(name).FromString(read.SerializeToString()) == of_release
-    # A process of today reads what a later one sends.
+    # This version keeps fields of later versions.
     later = message.SerializeToString() + b"\xfa\x3e\x03new"  # Field 1007, a string.
     assert today.FromString(later).SerializeToString() == later
 
 
 def filled(message: Message, depth: int = DEPTH) -> Message:
-    """Sets every field, of one of a group of alternatives the last one."""
+    """Sets every field. Of a `oneof` it sets the last one."""
     for field in message.DESCRIPTOR.fields:
         if field.type != FieldDescriptor.TYPE_MESSAGE:
             value = _value(field)

@@ -1,4 +1,4 @@
-"""The whole mesh on virtual time with engines whose legs start at once, and its faults."""
+"""The whole mesh on virtual time, with engines whose legs start at once, and its faults."""
 
 import pytest
 
@@ -9,22 +9,23 @@ from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.simulation.test_mesh import hash_elsewhere
 
 EXCHANGE_FAILED = {"kv_peer_lost", "kv_pull_timeout", "rendezvous_lost", "rendezvous_timeout", "no_prefill_worker"}
-"""How requests may end while no KV can be pulled at all: these decode workers cannot compute prompts instead."""
+"""How requests may end while no KV can be pulled at all, because these decode workers cannot compute prompts themselves."""
 
 
 @pytest.mark.timeout(120)
 def test_requests_repeat_exactly() -> None:
-    """Each ends once, with its tokens and nothing left behind, cancelled in every phase; the run repeats message by message."""
+    """Each request ends exactly once with the right tokens and leaves nothing behind, also when cancelled. The run repeats message by
+    message."""
     report = run(7, 150, mesh="rendezvous").check()
     assert set(report.outcomes) == {"answered", "cancelled"}
-    # Both legs start at once, so no request is only prefilling.
+    # Both legs start at once, so no request has only a prefill leg.
     assert all(report.cancelled_in[phase.name] for phase in CANCEL_PHASES if phase is not RequestPhase.PREFILLING)
     assert all("-" not in placement for each in report.ledgers.values() for placement in each.placements)
     assert hash_elsewhere(report) == report.hash, f"the run does not repeat; {report.command}"
 
 
-def test_retraction_loses_and_doubles_nothing() -> None:
-    """Few blocks and long answers: legs are retracted, and every answer has its tokens (`check` compares each)."""
+def test_retraction_loses_and_duplicates_no_tokens() -> None:
+    """With few blocks and long answers legs are retracted, and every answer has its tokens (`check` compares each)."""
     preempted: list[int] = []
 
     async def count(mesh: ScriptedMesh) -> None:
@@ -41,7 +42,7 @@ def test_retraction_loses_and_doubles_nothing() -> None:
 
 @pytest.mark.parametrize("faults", ["kill-prefill", "kill-decode", "drain", "partition"])
 def test_one_fault(faults: str) -> None:
-    """A leg that loses its worker or its counterpart ends; every request is placed again and answered."""
+    """A leg whose worker or counterpart fails ends, and every request is placed again and answered."""
     report = run(3, 200, mesh="rendezvous", faults=faults).check()
     assert set(report.outcomes) == {"answered", "cancelled"}
     longest_s = max(ledger.ended_s - ledger.arrived_s for ledger in report.ledgers.values())
@@ -50,7 +51,7 @@ def test_one_fault(faults: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_mixed_faults(seed: int) -> None:
-    """Whatever breaks: every request is answered, unless no KV could be pulled; then nothing is left."""
+    """Under mixed faults requests are answered, or end with an error of the KV exchange. Nothing is left behind."""
     report = run(seed, 200, mesh="rendezvous", faults="mixed").check()
     assert set(report.outcomes) <= {"answered", "cancelled", *EXCHANGE_FAILED}
     assert report.outcomes["answered"] > 140

@@ -1,4 +1,4 @@
-"""What workers that are gone leave behind in those who knew them: nothing."""
+"""Frontends and routers keep no objects of workers that were removed."""
 
 import asyncio
 import gc
@@ -13,32 +13,32 @@ from tests.simulation.scripted_mesh import FORGOTTEN_S, ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 REPLACED = 6
-"""Of each role, twice."""
+"""Number of workers of each role that are replaced, twice."""
 REQUESTS = 8
-"""While each worker is there, with prompts that share their beginnings with those of the one before."""
-KEPT_BY_THE_WORLD = (
+"""Number of requests per worker. Their prompts share beginnings with those of the worker before."""
+SIMULATION_TYPES = (
     "tests.", "kvmesh.discovery.", "kvmesh.simulation.rpc.", "kvmesh.telemetry.interceptors.", "kvmesh.engines.", "kvmesh.worker.",
     "kvmesh.core.kv.KvBatch", "kvmesh.core.kv.KvStored",
 )  # fmt: skip
-"""Parts of the simulated world, which know all addresses of a run, and of worker processes with their KV events. Real channels have a test of
-their own in `test_rpc_server`."""
+"""Types of the simulation, which knows all addresses of a run, and of worker processes with their KV events. `test_rpc_server` tests real
+channels."""
 
 
 def objects() -> Counter[str]:
-    """How many objects of the product's types there are. The loop drops timers that were cancelled when they are due, so they do not count."""
+    """Counts the live objects of the product's types. Cancelled timers do not count, because the loop removes them only when they are due."""
     gc.collect()
     alive = (each for each in gc.get_objects() if not (isinstance(each, asyncio.TimerHandle) and each.cancelled()))
     names = (f"{type(each).__module__}.{type(each).__qualname__}" for each in alive)
     return Counter(
-        name for name in names if name.startswith(("services.", "kvmesh.")) and not name.startswith(KEPT_BY_THE_WORLD)
+        name for name in names if name.startswith(("services.", "kvmesh.")) and not name.startswith(SIMULATION_TYPES)
     )
 
 
-class Story:
-    """A mesh whose workers are killed one after the other, each replaced by one of another name on another address."""
+class ReplacementScenario:
+    """A mesh whose workers are killed one after the other, each replaced by a worker with a new name and address."""
 
     def __init__(self) -> None:
-        # Explanations are of the newest requests and may name workers that are gone; their number has a bound.
+        # The router's history may name removed workers; its size is bounded.
         self.mesh = ScriptedMesh(5, MeshShape(router=RouterSettings(history_max=0)))
         self._made = 0
 
@@ -54,7 +54,7 @@ class Story:
         await self.mesh.world.clock.sleep(FORGOTTEN_S)
         for known in (self.mesh.killed_at_s, self.mesh.ledgers, self.mesh._requests, self.mesh.world.trace.lines):
             known.clear()
-        # The simulation keeps the clock of every process, also of those that are gone.
+        # The simulation keeps the clocks of all processes, including dead ones.
         clocks = self.mesh.world._clocks
         for name in [
             name for name in clocks if name.startswith(("prefill", "decode")) and name not in self.mesh.workers
@@ -73,17 +73,17 @@ class Story:
             assert ledger.outcome == "answered"
 
 
-def test_workers_that_are_gone_leave_nothing_behind() -> None:
+def test_removed_workers_leave_no_objects_behind() -> None:
     """Frontend and router hold as many objects after 24 workers came and went as after half of them."""
 
     async def main() -> tuple[Counter[str], Counter[str]]:
-        story = Story()
-        await story.mesh.start()
-        await story.replace(REPLACED)
+        scenario = ReplacementScenario()
+        await scenario.mesh.start()
+        await scenario.replace(REPLACED)
         before = objects()
-        await story.replace(REPLACED)
+        await scenario.replace(REPLACED)
         after = objects()
-        await story.mesh.aclose()
+        await scenario.mesh.aclose()
         return before, after
 
     before, after = run_virtual(main())

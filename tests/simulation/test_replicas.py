@@ -1,4 +1,4 @@
-"""Two routers on virtual time: how far they differ, what a new one knows, and that nothing is lost whatever happens to them."""
+"""Two routers on virtual time: how far their states differ, what a new router knows, and that faults lose nothing."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,21 +15,21 @@ from tests.simulation.scripted_mesh import ScriptedMesh
 
 SAMPLE_S = 0.001
 ON_THE_WAY_S = Latencies().least_s + Latencies().spread_s + SAMPLE_S
-"""What the bound on the time by which a router is behind has beside the interval: one crossing, and the grain of timers."""
+"""Added to the sync interval in the bound on a router's lag: one message, and the resolution of timers."""
 
 Weight = tuple[int, int, int]
 """Requests, prompt tokens to compute, KV blocks."""
 
 
 @dataclass(slots=True, eq=False)
-class Changes:
-    """Stands between a book and its listener, and notes when how much changed."""
+class ChangeRecorder:
+    """Sits between a reservation book and its listener, and records the time and amount of each change."""
 
     router: SimulatedRouter
     newest: deque[tuple[float, Weight]] = field(default_factory=deque)
     placed: int = 0
 
-    def watch(self) -> "Changes":
+    def watch(self) -> "ChangeRecorder":
         self.router.core.book.listener = self
         return self
 
@@ -50,7 +50,7 @@ class Changes:
         self.router.replica.on_settled(reservation)
 
     def within(self, since: float) -> Weight:
-        """The sum of what changed since then."""
+        """Returns the sum of the changes since then."""
         while self.newest and self.newest[0][0] < since:
             self.newest.popleft()
         weights = [weight for _, weight in self.newest]
@@ -61,13 +61,13 @@ class Changes:
 
 
 def weight_of(reservation: Reservation) -> Weight:
-    """What it counts on its workers, all together."""
+    """Returns what a reservation counts on all its workers together."""
     legs = reservation.choices + (reservation.prefill is not None)
     return legs, reservation.uncached_tokens, reservation.kv_blocks
 
 
 def in_flight(router: SimulatedRouter) -> dict[str, Weight]:
-    """Per worker, as the router sees it."""
+    """Returns the load per worker, as the router sees it."""
     return {
         target.worker.worker_id: (
             target.requests_in_flight,
@@ -79,7 +79,7 @@ def in_flight(router: SimulatedRouter) -> dict[str, Weight]:
 
 
 def difference(one: SimulatedRouter, other: SimulatedRouter) -> Weight:
-    """Summed over the workers."""
+    """Returns the difference between two routers, summed over the workers."""
     ones, others = in_flight(one), in_flight(other)
     assert set(ones) == set(others)
     differences = [tuple(abs(a - b) for a, b in zip(ones[name], others[name], strict=True)) for name in ones]
@@ -88,16 +88,17 @@ def difference(one: SimulatedRouter, other: SimulatedRouter) -> Weight:
 
 @pytest.mark.parametrize(("shape", "load"), [("two-routers", "dense"), ("two-quick-routers", "calm")])
 def test_routers_differ_by_what_happened_within_the_interval(shape: str, load: str) -> None:
-    """At every moment of the load; so when nothing has happened for that long they count the same, to the last token."""
+    """At every moment, two routers differ at most by the changes within the interval. Without changes for that long, they agree to the last
+    token."""
     behind_s = MESHES[shape].router.sync.interval_s + ON_THE_WAY_S
     samples: list[Weight] = []
     still = 0
-    watched: list[Changes] = []
+    watched: list[ChangeRecorder] = []
 
     async def sample(mesh: ScriptedMesh) -> None:
         nonlocal still
         one, other = mesh.routers.values()
-        changes = [Changes(router).watch() for router in (one, other)]
+        changes = [ChangeRecorder(router).watch() for router in (one, other)]
         watched.extend(changes)
         while not mesh.ledgers or any(not ledger.outcome for ledger in mesh.ledgers.values()):
             await mesh.world.clock.sleep(SAMPLE_S)
@@ -111,14 +112,14 @@ def test_routers_differ_by_what_happened_within_the_interval(shape: str, load: s
 
     report = run(11, 300, mesh=shape, load=load, script=sample).check()
     assert report.outcomes["answered"] + report.outcomes["cancelled"] == 300
-    assert min(each.placed for each in watched) > 100  # Both place.
-    assert max(requests for requests, _, _ in samples) > 2  # They do differ,
+    assert min(each.placed for each in watched) > 100  # Both routers placed requests.
+    assert max(requests for requests, _, _ in samples) > 2  # The routers did differ,
     if load == "calm":
         assert still > 10  # and there were moments with work in flight at which they had to agree.
 
 
-def test_a_router_that_comes_back_knows_everything_before_it_takes_requests() -> None:
-    """Its index is exact and what is in flight is counted when the registry lists it as passing."""
+def test_a_restarted_router_has_full_state_before_it_takes_requests() -> None:
+    """When the registry lists the router as passing, its index is exact and it counts the requests in flight."""
     seen: list[tuple[int, int]] = []
 
     async def restart(mesh: ScriptedMesh) -> None:
@@ -131,7 +132,7 @@ def test_a_router_that_comes_back_knows_everything_before_it_takes_requests() ->
         seen.append((len(router.core.book), len(other.core.book)))
         assert not router.core._placements
         await mesh.world.clock.sleep(2.0)
-        assert router.core._placements  # The frontend has found it again.
+        assert router.core._placements  # The frontend uses it again.
 
     report = run(12, 300, mesh="two-routers", load="dense", script=restart).check()
     assert report.outcomes["answered"] + report.outcomes["cancelled"] == 300
@@ -141,8 +142,8 @@ def test_a_router_that_comes_back_knows_everything_before_it_takes_requests() ->
 
 
 @pytest.mark.parametrize(("shape", "seed"), [("two-routers", 1), ("two-routers", 2), ("four-routers", 1)])
-def test_routers_die_hang_and_come_back(shape: str, seed: int) -> None:
-    """No request notices, also not that streams move where there are more routers; in the end all hold nothing and every index is exact."""
+def test_routers_die_hang_and_restart(shape: str, seed: int) -> None:
+    """Requests are not affected, also when streams move between routers. In the end no router holds a reservation, and every index is exact."""
     report = run(seed, 200, mesh=shape, faults="routers").check()
     workers_died = any(" kill decode" in line or " kill prefill" in line for line in report.lines)
     assert set(report.outcomes) <= {"answered", "cancelled", *(("worker_lost",) if workers_died else ())}

@@ -1,4 +1,4 @@
-"""Workers that change their role under load, in a whole mesh on virtual time: nobody notices, and the new pool uses them."""
+"""Workers that change their role under load, in a whole mesh on virtual time: no request fails, and the new pool uses them."""
 
 import asyncio
 from dataclasses import replace
@@ -15,7 +15,7 @@ SHAPE = MeshShape(prefill=2, decode=2, routers=2)
 REQUESTS = 600
 PAUSE_S = 0.7
 NOTICED_S = 1.0
-"""From the end of SetRole until all routers use the worker in its new role."""
+"""Time from the end of SetRole until all routers use the worker in its new role."""
 
 
 async def change_roles(mesh: ScriptedMesh, log: list[tuple[float, str, Role]]) -> None:
@@ -58,8 +58,8 @@ def test_workers_change_roles_under_load(seed: int) -> None:
     run_virtual(play())
 
 
-def test_a_worker_that_dies_after_a_change_of_role_comes_back() -> None:
-    """The new process starts in its first role, with a count of changes that is smaller than that of the dead one."""
+def test_a_worker_that_dies_after_a_change_of_role_restarts() -> None:
+    """Routers accept the new process in its first role, although its count of role changes is smaller than that of the dead process."""
 
     async def play() -> None:
         mesh = ScriptedMesh(5, SHAPE)
@@ -78,7 +78,7 @@ def test_a_worker_that_dies_after_a_change_of_role_comes_back() -> None:
 
 
 def _unused(mesh: ScriptedMesh, log: list[tuple[float, str, Role]]) -> list[tuple[float, str, Role]]:
-    """Stays in a role, long enough to be noticed, in which the worker got no request."""
+    """Returns the periods in a role, long enough to be noticed, in which the worker got no request."""
     found = []
     for number, (began_s, name, role) in enumerate(log):
         ended_s = next((at_s for at_s, other, _ in log[number + 1 :] if other == name), mesh.now_s)
@@ -93,8 +93,8 @@ def _unused(mesh: ScriptedMesh, log: list[tuple[float, str, Role]]) -> list[tupl
     return found
 
 
-def test_a_change_goes_on_without_its_caller() -> None:
-    """An operator's command that is interrupted leaves the engine and the registry with the same role."""
+def test_a_role_change_completes_without_its_caller() -> None:
+    """A role change whose caller cancels still leaves the engine and the registry with the same role."""
 
     async def play() -> None:
         mesh = ScriptedMesh(7, SHAPE)

@@ -1,4 +1,4 @@
-"""Wedged engines in a whole mesh on virtual time: found, left alone, and back once they step."""
+"""Wedged engines in a whole mesh on virtual time: the router detects them, excludes them, and uses them again once they step."""
 
 import asyncio
 from dataclasses import replace
@@ -18,13 +18,13 @@ SHAPE = MeshShape()
 
 
 @pytest.fixture(autouse=True)
-def quick_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wedge, "WAIT_MIN_S", WAIT_S)
     monkeypatch.setattr(wedge, "WAIT_MAX_S", WAIT_S)
 
 
 async def until(mesh: ScriptedMesh, worker_id: str, state: str, within_s: float) -> float:
-    """Waits until the router excludes the worker for that reason; gives when."""
+    """Waits until the router excludes the worker for that reason. Returns the time."""
     worker = mesh.routers["router-0"].core.fleet.workers[worker_id]
     async with asyncio.timeout(within_s):
         while worker.excluded_by != state:
@@ -33,15 +33,16 @@ async def until(mesh: ScriptedMesh, worker_id: str, state: str, within_s: float)
 
 
 def placed(lines: list[str]) -> set[str]:
-    """The workers of the placements that frontends heard of."""
+    """Returns the workers of the placements that frontends received."""
     return {worker_id for line in lines if line.split()[2] == "placed" for worker_id in line.split()[4:6]}
 
 
 @pytest.mark.parametrize("worker_id", ["prefill-0", "decode-0"])
-def test_a_stalled_engine_is_left_alone_until_it_steps(worker_id: str) -> None:
-    """Its RPCs answer all the while. No request is placed there while it is wedged, none is lost, and it serves again."""
+def test_a_stalled_engine_gets_no_requests_until_it_steps(worker_id: str) -> None:
+    """The stalled worker still answers RPCs. While it is wedged no request is placed there. No request is lost, and the worker serves again
+    afterwards."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         mesh = ScriptedMesh(11, SHAPE)
         await mesh.start()
         load = plan_load(mesh.world.random("load"), 480, replace(LOADS["calm"], cancelled_fraction=0.0))
@@ -52,11 +53,11 @@ def test_a_stalled_engine_is_left_alone_until_it_steps(worker_id: str) -> None:
         stalled_s = mesh.now_s
         wedged_s = await until(mesh, worker_id, "wedged", within_s=WAIT_S + 2.0)
         assert wedged_s - stalled_s >= WAIT_S
-        await mesh.world.clock.sleep(0.1)  # What was placed before crosses the wires.
+        await mesh.world.clock.sleep(0.1)  # Earlier placements arrive.
         seen = len(mesh.world.trace.lines)
         back_s = await until(mesh, worker_id, "", within_s=STALL_S)
         assert STALL_S - 0.1 <= back_s - stalled_s <= STALL_S + 1.5
-        # Placements, not legs that the engine took: those that wait at the worker begin when the stall ends.
+        # Counts placements instead of legs that the engine took: legs that wait at the worker begin when the stall ends.
         while_wedged, seen = placed(mesh.world.trace.lines[seen:]), len(mesh.world.trace.lines)
         assert while_wedged and worker_id not in while_wedged
         await playing
@@ -66,13 +67,13 @@ def test_a_stalled_engine_is_left_alone_until_it_steps(worker_id: str) -> None:
         assert mesh.problems() == []
         await mesh.aclose()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
-def test_a_busy_mesh_is_never_called_wedged() -> None:
-    """Long prompts, queues, transfers and evictions: as long as engines step nobody is shut out."""
+def test_a_busy_worker_is_not_excluded_as_wedged() -> None:
+    """With long prompts, queues, transfers and evictions, no worker is excluded while its engine steps."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         mesh = ScriptedMesh(5, replace(SHAPE, engine=replace(SHAPE.engine, kv_blocks=130, running_requests_max=16)))
         await mesh.start()
         core = mesh.routers["router-0"].core
@@ -91,4 +92,4 @@ def test_a_busy_mesh_is_never_called_wedged() -> None:
         assert mesh.problems() == []
         await mesh.aclose()
 
-    run_virtual(story())
+    run_virtual(scenario())

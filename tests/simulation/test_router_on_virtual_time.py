@@ -1,4 +1,4 @@
-"""Router, link and worker streams over the in-memory transport on virtual time: what takes seconds takes none here."""
+"""Router, link and worker streams over the in-memory transport, on virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ SERVICES = {"p1": PREFILL, "p2": PREFILL, "d1": DECODE, "router-1": ROUTER, "rou
 
 
 class FixedRegistry:
-    """Lists the same healthy instances for ever: nothing here depends on the registry noticing anything."""
+    """Lists the same healthy instances forever, because these tests do not depend on the registry."""
 
     async def watch(self, service: str) -> AsyncIterator[View]:
         instances = [
@@ -51,8 +51,8 @@ class FixedRegistry:
         await asyncio.Event().wait()
 
 
-class Stage:
-    """Two routers, three workers, one frontend's link."""
+class RouterSetup:
+    """Two routers, three workers, and the link of one frontend."""
 
     def __init__(self, seed: int) -> None:
         self.generator = Random(seed)
@@ -67,7 +67,7 @@ class Stage:
             FixedRegistry(), self.network.pool(), frontend_id="f", clock=self.clock, generator=self.generator
         )
 
-    async def __aenter__(self) -> "Stage":
+    async def __aenter__(self) -> "RouterSetup":
         for name, worker in self.workers.items():
             await self.serve(name, lambda server, worker=worker: add_WorkerServiceServicer_to_server(worker, server))
         for name in ("router-1", "router-2"):
@@ -105,70 +105,70 @@ class Stage:
         return {core.fleet.workers[worker].excluded_by for core in self.cores.values()}
 
 
-async def routers_die_while_asks_go_on(seed: int) -> list[str]:
-    """200 asks while one router is killed and the other one hangs for a while; gives where each went."""
-    async with Stage(seed) as stage:
-        stage.workers["p1"].tell(KvStored(block_hashes=[1, 2]))
+async def place_while_routers_fail(seed: int) -> list[str]:
+    """Places 200 requests while one router is killed and the other hangs for a while. Returns the placements."""
+    async with RouterSetup(seed) as setup:
+        setup.workers["p1"].tell(KvStored(block_hashes=[1, 2]))
         await asyncio.sleep(0.1)
-        used = stage.link.router_ids[0]
+        used = setup.link.router_ids[0]
         other = "router-2" if used == "router-1" else "router-1"
 
         async def one(number: int) -> str:
             await asyncio.sleep(number * 0.02)
-            placed = await stage.link.place(ask(f"r{number}", [1, 2, number + 10]), timeout_s=30)
-            stage.link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.0))
+            placed = await setup.link.place(ask(f"r{number}", [1, 2, number + 10]), timeout_s=30)
+            setup.link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.0))
             return f"{placed.placement.prefill.worker_id} {placed.placement.cached_tokens}"
 
         async with asyncio.TaskGroup() as group:
             asks = [group.create_task(one(number)) for number in range(200)]
             await asyncio.sleep(1.0)
-            stage.network.kill(f"{used}:1")
+            setup.network.kill(f"{used}:1")
             await asyncio.sleep(1.0)
-            await stage.start_router(used)
+            await setup.start_router(used)
             await asyncio.sleep(0.5)
-            stage.network.partition(f"{other}:1")
+            setup.network.partition(f"{other}:1")
             await asyncio.sleep(5.0)
-            stage.network.heal(f"{other}:1")
+            setup.network.heal(f"{other}:1")
         return [task.result() for task in asks]
 
 
 def test_no_ask_is_lost_when_routers_die_and_hang():
-    """Every ask is answered, by whichever router lives, and a run repeats exactly from its seed."""
-    first = run_virtual(routers_die_while_asks_go_on(3))
+    """Each ask is answered by a router that is reachable, and a run repeats exactly from its seed."""
+    first = run_virtual(place_while_routers_fail(3))
     assert len(first) == 200
     assert "p1 32" in first
-    assert first == run_virtual(routers_die_while_asks_go_on(3))
+    assert first == run_virtual(place_while_routers_fail(3))
 
 
 def test_a_partitioned_worker_is_silent_after_three_seconds():
-    """Nothing fails on the wire; the missing records exclude it, and it is back after the partition."""
+    """A partition breaks no connection. Missing load records exclude the worker, and it is used again after the partition."""
 
-    async def story() -> None:
-        async with Stage(1) as stage:
-            assert stage.excluded("p2") == {""}
-            stage.network.partition("p2:1")
+    async def scenario() -> None:
+        async with RouterSetup(1) as setup:
+            assert setup.excluded("p2") == {""}
+            setup.network.partition("p2:1")
             await asyncio.sleep(2.5)
-            assert stage.excluded("p2") == {""}
+            assert setup.excluded("p2") == {""}
             await asyncio.sleep(1.0)
-            assert stage.excluded("p2") == {"silent"}
-            stage.network.heal("p2:1")
+            assert setup.excluded("p2") == {"silent"}
+            setup.network.heal("p2:1")
             await asyncio.sleep(5.0)
-            assert stage.excluded("p2") == {""}
+            assert setup.excluded("p2") == {""}
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_an_ask_ends_in_time_when_all_routers_hang():
-    """Silence has a name and a bound."""
+    """An ask fails with `no_router` at its timeout if no router answers."""
 
-    async def story() -> float:
-        async with Stage(1) as stage:
-            stage.network.partition("router-1:1")
-            stage.network.partition("router-2:1")
-            began = stage.clock.now()
+    async def scenario() -> float:
+        async with RouterSetup(1) as setup:
+            setup.network.partition("router-1:1")
+            setup.network.partition("router-2:1")
+            began = setup.clock.now()
             with pytest.raises(UnavailableError) as refusal:
-                await stage.link.place(ask("r", [1]), timeout_s=7)
+                await setup.link.place(ask("r", [1]), timeout_s=7)
             assert refusal.value.reason == "no_router"
-            return stage.clock.now() - began
+            return setup.clock.now() - began
 
-    assert 7 <= run_virtual(story()) < 7.1
+    assert 7 <= run_virtual(scenario()) < 7.1

@@ -1,4 +1,4 @@
-"""More load than the workers may hold: requests wait in the router's queue, and every one ends as if there were no queue."""
+"""More load than the workers may hold: requests wait in the router's queue, and each ends as it would without a queue."""
 
 from services.simulation.router import SimulatedRouter
 from tests.simulation.faults import FAULT_AT_S, mixed
@@ -6,7 +6,7 @@ from tests.simulation.runs import Report, run
 from tests.simulation.scripted_mesh import ScriptedMesh
 
 WAITING = 5
-"""Asks in the queue of a router when it dies."""
+"""Minimum number of asks in a router's queue when it is killed."""
 
 
 def placed_after_waiting(router: SimulatedRouter) -> float:
@@ -14,8 +14,8 @@ def placed_after_waiting(router: SimulatedRouter) -> float:
     return router._telemetry.registry.get_sample_value(name, labels) or 0.0
 
 
-class Watched:
-    """A fault script that remembers the mesh and how many waited at most."""
+class QueueObserver:
+    """A fault script that records the largest number of waiting requests, and how many were placed after waiting."""
 
     def __init__(self, script=None) -> None:
         self._script = script
@@ -33,11 +33,11 @@ class Watched:
 
 
 async def kill_a_router(mesh: ScriptedMesh) -> None:
-    """The router that the frontend uses dies while asks wait in its queue."""
+    """Kills the router that the frontend uses while asks wait in its queue."""
     await mesh.world.clock.sleep(FAULT_AT_S)
     used = mesh.routers[mesh.frontend.router_link.router_ids[0]]
     while used.core.queue.requests < WAITING:
-        assert any(not ledger.outcome for ledger in mesh.ledgers.values()), "the load is over"
+        assert any(not ledger.outcome for ledger in mesh.ledgers.values()), "the load ended before enough asks waited"
         await mesh.world.clock.sleep(0.01)
     await mesh.kill(used.router_id)
 
@@ -46,27 +46,27 @@ def failed(report: Report) -> dict[str, int]:
     return {outcome: count for outcome, count in report.outcomes.items() if outcome not in ("answered", "cancelled")}
 
 
-def test_a_crowd_waits_and_is_served() -> None:
-    """Nobody is refused for busy workers; those who leave meanwhile leave nothing behind; the run repeats exactly."""
-    watched = Watched()
-    report = run(5, 400, mesh="crowded", load="dense", script=watched).check()
+def test_requests_wait_for_busy_workers_and_are_served() -> None:
+    """No request is refused because workers are busy. Requests cancelled while they wait leave nothing behind. The run repeats exactly."""
+    observer = QueueObserver()
+    report = run(5, 400, mesh="crowded", load="dense", script=observer).check()
     assert not failed(report)
-    assert watched.waited_max > 10
-    assert watched.placed_after_waiting > 200
-    assert run(5, 400, mesh="crowded", load="dense", script=Watched()).hash == report.hash
+    assert observer.waited_max > 10
+    assert observer.placed_after_waiting > 200
+    assert run(5, 400, mesh="crowded", load="dense", script=QueueObserver()).hash == report.hash
 
 
 def test_a_router_dies_with_asks_in_its_queue() -> None:
-    """They are asked again of the other one, and wait there."""
-    watched = Watched(kill_a_router)
-    report = run(6, 400, mesh="crowded-two-routers", load="dense", script=watched).check()
+    """The frontend sends the asks to the other router, where they wait again."""
+    observer = QueueObserver(kill_a_router)
+    report = run(6, 400, mesh="crowded-two-routers", load="dense", script=observer).check()
     assert not failed(report)
-    assert watched.placed_after_waiting > 100
+    assert observer.placed_after_waiting > 100
 
 
-def test_workers_die_while_a_crowd_waits() -> None:
-    """Whatever fails, every request ends once and the queue is empty in the end."""
-    watched = Watched(mixed)
-    report = run(8, 400, mesh="crowded", load="dense", script=watched).check()
-    assert watched.placed_after_waiting > 50
+def test_workers_die_while_requests_wait() -> None:
+    """Under mixed faults every request ends exactly once, and the queue is empty in the end."""
+    observer = QueueObserver(mixed)
+    report = run(8, 400, mesh="crowded", load="dense", script=observer).check()
+    assert observer.placed_after_waiting > 50
     assert report.outcomes["answered"] > 200

@@ -1,4 +1,4 @@
-"""Faults from seeds: a slice of the seeds, and that a schedule is data that repeats, is stored, and is shrunk."""
+"""Schedules of faults from seeds: a sample of the seeds passes. Schedules repeat exactly, can be stored in a file, and can be shrunk."""
 
 import asyncio
 import os
@@ -35,7 +35,8 @@ SLICE = range(20)
 
 @pytest.mark.timeout(280)
 def test_a_slice_of_the_seeds_holds() -> None:
-    """All requests end once with the right answer and usage, nothing is left, all workers are used. All seeds: docs/operate/reliability.md."""
+    """All requests end exactly once with the right answer and usage, nothing is left, and all workers are used. For more seeds see
+    docs/operate/reliability.md."""
     totals = Totals()
     for outcome in run_seeds(Campaign(), SLICE, jobs=os.cpu_count() or 1):
         assert not outcome.problems, outcome
@@ -46,7 +47,7 @@ def test_a_slice_of_the_seeds_holds() -> None:
 
 
 def test_a_schedule_repeats_from_its_file(tmp_path: Path) -> None:
-    """Another process, with other hashes of texts, plays it from the file message by message."""
+    """Another process, with other string hashes, replays the schedule from its file message by message."""
     schedule = Campaign(requests=20).schedule(3)
     path = tmp_path / "schedule.json"
     schedule.write(path)
@@ -60,14 +61,14 @@ def test_a_schedule_repeats_from_its_file(tmp_path: Path) -> None:
     assert "is killed" in done.stdout or "FAULT" in done.stdout
 
 
-def test_a_machine_that_stood_still_twice_serves_at_once() -> None:
-    """Routers do not take their own pauses for silence of all workers, also where one follows on the other."""
+def test_a_machine_suspended_twice_serves_at_once() -> None:
+    """Routers do not take their own suspension for silence of all workers, also when one suspension follows another."""
     faults = tuple(TimedFault(at_s=at_s, kind="suspend", target="machine", amount=5.6) for at_s in (1.8, 2.2))
     topology = Topology(prefill=1, decode=2, routers=2, frontends=2, is_crowded=True)
     assert not play(Schedule(seed=74, topology=topology, faults=faults)).problems
 
 
-def test_calls_of_tools_continue_on_another_worker() -> None:
+def test_tool_calls_continue_on_another_worker() -> None:
     """The client's parser reads whole calls, piece by piece, although the worker dies in the middle of them."""
     plan = RequestPlan(request_id="r0", at_s=0.0, tail_tokens=40, max_tokens=200, has_tools=True)
     topology = Topology(prefill=1, decode=2, routers=1, frontends=1, output_tokens_max=200)
@@ -80,8 +81,8 @@ def test_calls_of_tools_continue_on_another_worker() -> None:
     raise AssertionError("no worker died in the middle of an answer")
 
 
-def test_a_paused_process_goes_on_where_it_was() -> None:
-    """Nothing of it runs in the meantime, what is sent to it waits, and its timers come late. Other processes go on."""
+def test_a_paused_process_resumes_where_it_stopped() -> None:
+    """None of its tasks runs while it is paused, and its timers fire late. Other processes continue."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -106,8 +107,8 @@ def test_a_paused_process_goes_on_where_it_was() -> None:
     run_virtual(run())
 
 
-def test_a_paused_worker_is_left_and_used_again() -> None:
-    """SIGSTOP of a decode worker for longer than its heartbeats may be missing: its requests continue elsewhere, and it serves afterwards."""
+def test_requests_leave_a_paused_worker_and_return() -> None:
+    """A decode worker is paused for longer than its heartbeats may be missing. Its requests continue elsewhere, and all are answered."""
     plans = tuple(
         RequestPlan(
             request_id=f"r{i}", at_s=0.02 * i, family=i, tail_tokens=60, tail_seed=i, max_tokens=60, ignore_eos=True
@@ -122,7 +123,7 @@ def test_a_paused_worker_is_left_and_used_again() -> None:
 
 
 def test_shrinking_is_bounded_and_keeps_what_fails() -> None:
-    """Whatever does not matter is removed, in any order; the number of runs has a limit."""
+    """Shrinking removes all requests and faults that the failure does not need. The number of runs is limited."""
     schedule = Campaign(requests=30).schedule(1)
     wanted = {schedule.requests[4].request_id, schedule.requests[23].request_id}
     shrinker = Shrinker(lambda shorter: wanted <= {each.request_id for each in shorter.requests}, runs_max=400)
@@ -133,8 +134,8 @@ def test_shrinking_is_bounded_and_keeps_what_fails() -> None:
     assert few.runs == 1
 
 
-def test_every_drawn_fault_can_be_carried_out() -> None:
-    """The kinds that are drawn are those that the injector knows, and over some seeds all of them are drawn."""
+def test_every_drawn_fault_can_be_injected() -> None:
+    """The drawn kinds are exactly those that the injector knows, and all of them are drawn over some seeds."""
     kinds = {fault.kind for seed in range(120) for fault in Campaign().schedule(seed).faults}
 
     async def known() -> set[str]:
@@ -144,8 +145,8 @@ def test_every_drawn_fault_can_be_carried_out() -> None:
     assert kinds == run_virtual(known())
 
 
-def test_one_worker_of_each_pool_is_never_taken_away() -> None:
-    """So every request can be answered, and one that fails is a defect."""
+def test_one_worker_of_each_pool_is_exempt_from_faults() -> None:
+    """So every request can be answered, and a request that fails is a defect."""
     taking = {"kill", "lose-engine", "partition", "restart", "drain", "refuse", "change-role", "cut", "reset", "pause"}
     for seed in range(60):
         schedule = Campaign().schedule(seed)
@@ -166,15 +167,16 @@ def test_one_worker_of_each_pool_is_never_taken_away() -> None:
 def test_wrong_arguments_are_named(
     arguments: list[str], field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 2 and the field, no traceback."""
+    """The command exits with status 2 and names the field."""
     bad = tmp_path / "bad.json"
     bad.write_text('{"seed": "x"}')
     assert main([each.format(bad=bad) for each in arguments]) == 2
     assert field in capsys.readouterr().err
 
 
-def test_flags_that_mean_something_else_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    """An abbreviated flag is refused, one flag of the mesh is enough, and a mesh whose workers are all exempt is pointed out."""
+def test_misleading_flags_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command rejects an abbreviated flag, accepts a single flag of the mesh, and warns of a pool whose only worker is exempt from
+    faults."""
     with pytest.raises(SystemExit) as refused:
         main(["--prefil", "1"])
     assert refused.value.code == 2 and "--prefil" in capsys.readouterr().err
@@ -187,13 +189,13 @@ def test_flags_that_mean_something_else_are_noticed(capsys: pytest.CaptureFixtur
 
 @pytest.mark.timeout(280)
 def test_an_interrupt_ends_a_campaign_with_its_totals() -> None:
-    """As Ctrl-C does, the signal reaches all processes. None prints its stack."""
+    """SIGINT to all processes, as from Ctrl-C, ends the campaign with status 130 and its totals, and without a stack trace."""
     campaign = subprocess.Popen(
         [sys.executable, "-c", EARLY_PROGRESS, "--seeds", "1000", "--requests", "5", "--jobs", "2"],
         cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert campaign.stderr is not None
-    progress = campaign.stderr.readline()  # All processes play by then.
+    progress = campaign.stderr.readline()  # All processes run by then.
     os.killpg(campaign.pid, signal.SIGINT)
     printed, complaints = campaign.communicate()
     complaints = progress + complaints
@@ -203,7 +205,7 @@ def test_an_interrupt_ends_a_campaign_with_its_totals() -> None:
 
 
 def test_topologies_are_small() -> None:
-    """A run stays cheap: at most 8 workers."""
+    """A drawn mesh has at most 9 workers, so that a run stays cheap. Drawing no faults returns an empty list."""
     for seed in range(200):
         topology = draw_topology(Random(seed))
         assert 2 <= topology.prefill + topology.decode <= 9

@@ -1,4 +1,4 @@
-"""A mesh that loses all its routers under load, on virtual time: the frontends place requests themselves until one returns."""
+"""A mesh that loses all its routers under load, on virtual time: the frontends place requests themselves until a router returns."""
 
 import asyncio
 from dataclasses import replace
@@ -17,12 +17,12 @@ from tests.virtual_loop import run_virtual
 KILLED_AT_S, AWAY_S = 3.0, 6.0
 REQUESTS = 500
 WAITED_S = 1.5
-"""`WITHOUT_ROUTER_AFTER_S` and some time for the request itself."""
+"""`WITHOUT_ROUTER_AFTER_S`, and some time for the request itself."""
 
 
 @pytest.mark.parametrize("shape", ["small", "rendezvous"])
 def test_requests_are_placed_without_a_router(shape: str) -> None:
-    """All requests are answered, none waits long, workers of both roles are used, and the router's return ends it."""
+    """All requests are answered without long waits, on workers of both roles. Frontends stop placing when the router returns."""
 
     async def play() -> None:
         mesh = ScriptedMesh(5, replace(MESHES[shape], frontends=2))
@@ -63,7 +63,7 @@ async def _kill_routers(mesh: ScriptedMesh) -> None:
 
 
 def test_a_frontend_that_never_had_a_router_refuses() -> None:
-    """Its settings are wrong, and an operator should see that."""
+    """A frontend without a router since its start is misconfigured, and its error shows that."""
 
     async def play() -> None:
         mesh = ScriptedMesh(5, MeshShape(prefill=1, decode=1))
@@ -81,8 +81,9 @@ def test_a_frontend_that_never_had_a_router_refuses() -> None:
     run_virtual(play())
 
 
-def test_a_frontend_that_starts_beside_a_router_places_requests() -> None:
-    """The only router has left the registry and starts again. It waits for a worker whose blocks it cannot get; the frontend does not."""
+def test_a_frontend_that_starts_while_the_router_joins_places_requests() -> None:
+    """The only router has left the registry and starts again, but waits for the blocks of an unreachable worker. A frontend that starts
+    meanwhile does not wait for it."""
 
     async def play() -> None:
         mesh = ScriptedMesh(6, MESHES["small"])
@@ -92,7 +93,7 @@ def test_a_frontend_that_starts_beside_a_router_places_requests() -> None:
         joining = asyncio.create_task(mesh.restart_router("router-0"))
         await mesh.frontend.aclose()
         await mesh.restart_frontend("frontend-0")
-        await mesh.world.clock.sleep(1.0)  # It finds the workers.
+        await mesh.world.clock.sleep(1.0)  # The frontend finds the workers.
         (planned,) = plan_load(mesh.world.random("load"), 1, replace(LOADS["calm"], cancelled_fraction=0.0))
         ledger = await mesh.request(planned.request)
         assert ledger.outcome == "answered"
@@ -105,12 +106,12 @@ def test_a_frontend_that_starts_beside_a_router_places_requests() -> None:
 
 
 def test_a_router_that_joins_refuses_no_request() -> None:
-    """It is back at its address, which the registry still lists, and does not know the workers yet: the frontend does without it."""
+    """A restarted router is reachable at its registered address before it knows the workers. The frontend places requests without it."""
 
     async def play() -> None:
         mesh = ScriptedMesh(6, MESHES["small"])
         await mesh.start()
-        mesh.partition("prefill-0")  # The router waits for the blocks of this one.
+        mesh.partition("prefill-0")  # The router waits for this worker's blocks.
         await mesh.kill("router-0")
         joining = asyncio.create_task(mesh.restart_router("router-0"))
         ledgers = []
@@ -129,7 +130,7 @@ def test_a_router_that_joins_refuses_no_request() -> None:
 
 @pytest.mark.parametrize("name", ["alone", "with-routers"])
 def test_a_router_that_starts_at_an_empty_registry_waits_for_workers(name: str) -> None:
-    """The registry has lost its state, and lists no worker yet. The router would refuse what the frontend can place."""
+    """The registry has lost its state and lists no worker yet. The router would refuse requests that the frontend can place."""
     plans = tuple(
         RequestPlan(request_id=f"r{i}", at_s=0.05 * i, family=i, tail_tokens=60, tail_seed=i, max_tokens=8)
         for i in range(60)
