@@ -22,13 +22,13 @@ from tests.servers import consul_server
 TOKEN = "11111111-2222-3333-4444-555555555555"
 ACL = {"acl": {"enabled": True, "default_policy": "deny", "tokens": {"master": TOKEN}}}
 
-# Short enough for tests, long enough for a machine that runs others too.
+# Short enough for tests, and long enough for a machine that runs other programs too.
 CLIENT = DiscoverySettings(watch_wait_s=2.0, call_timeout_s=30.0, watch_interval_min_s=0.02, backoff_max_s=0.3)
 
 
 @dataclass
 class Agent:
-    """An agent under test, behind a relay that can break."""
+    """An agent under test, behind a proxy that can break."""
 
     kind: str
     proxy: TcpProxy
@@ -38,14 +38,14 @@ class Agent:
     token: str = ""
 
     def client(self, **changes: Any) -> ConsulRegistry:
-        """A registry client through the relay, closed when the test ends."""
+        """Returns a registry client that connects through the proxy. It is closed when the test ends."""
         settings = replace(CLIENT, address=self.proxy.address, **({"token": self.token} | changes))
         client = ConsulRegistry(settings)
         self.clients.push_async_callback(client.aclose)
         return client
 
     async def lose_state(self) -> None:
-        """As if the agent had been restarted without anything on disk."""
+        """Acts as if the agent had restarted without its stored state."""
         await self.proxy.refuse()
         self.proxy.target_port = await self.start_empty()
         await self.proxy.resume()
@@ -53,7 +53,7 @@ class Agent:
 
 @pytest.fixture(scope="session")
 def consul_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., int]]:
-    """Starts real Consul agents by name, each once for the whole run, and gives their ports."""
+    """Returns a function that starts real Consul agents by name, each once per test run, and returns their ports."""
     ports: dict[str, int] = {}
     with ExitStack() as stack:
 
@@ -69,7 +69,7 @@ def consul_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
 
 def _wait_for_node_check(url: str) -> None:
-    """Consul makes no session before its node's own check is there, which is a moment after it leads itself."""
+    """Waits for the check of Consul's own node. Without it Consul creates no sessions; it appears a moment after the leader election."""
     request = urllib.request.Request(f"{url}/v1/health/state/passing", headers={"X-Consul-Token": TOKEN})
     deadline = time.monotonic() + 30.0
     while time.monotonic() < deadline:
@@ -81,7 +81,7 @@ def _wait_for_node_check(url: str) -> None:
 
 
 def _config(with_acl: bool) -> dict[str, Any]:
-    # All tests come from one address, and some hold many watches.
+    # All tests connect from one address, and some hold many watches.
     return {"limits": {"http_max_conns_per_client": 1000}, **(ACL if with_acl else {})}
 
 
@@ -93,14 +93,14 @@ async def agent(request: pytest.FixtureRequest) -> AsyncIterator[Agent]:
 
 @pytest.fixture(params=["embedded", "consul"])
 async def guarded_agent(request: pytest.FixtureRequest) -> AsyncIterator[Agent]:
-    """One that asks for a token."""
+    """An agent that requires a token."""
     async for one in _agents(request, request.param, with_acl=True):
         yield one
 
 
 @pytest.fixture(params=["embedded", "consul", "memory"])
 async def registry(request: pytest.FixtureRequest) -> AsyncIterator[ConsulRegistry | MemoryRegistry]:
-    """A client. The registry in memory has no wire that could break, and so no `agent`."""
+    """A client. The registry in memory has no connection that could break, and so no `agent`."""
     if request.param == "memory":
         async with _memory_client() as client:
             yield client
@@ -139,7 +139,7 @@ async def _agents(request: pytest.FixtureRequest, kind: str, *, with_acl: bool) 
 
         async def consul() -> int:
             start: Callable[..., int] = request.getfixturevalue("consul_ports")
-            # The first is shared by all tests; one that lost its state is this test's own.
+            # All tests share the first agent. An agent that lost its state belongs to one test.
             return start(f"empty {request.node.name}" if is_started else shared, with_acl=with_acl)
 
         shared, is_started = ("acl" if with_acl else "plain"), False

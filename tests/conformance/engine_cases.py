@@ -1,4 +1,4 @@
-"""The engines that the conformance suite runs against. Another engine joins by a case of its own in `CASES`."""
+"""The engines that the conformance suite runs against. To add an engine, add a case to `CASES`."""
 
 import asyncio
 import os
@@ -30,9 +30,9 @@ from tests.patience import PATIENCE_S
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What a test may ask of an engine beyond the case's defaults.
+    """Options that a test may set beyond the case's defaults.
 
-    `is_alone`: it computes prompts and generates, whatever the case's handoff.
+    `is_alone`: the engine computes prompts and generates, whatever the case's handoff.
     """
 
     role: Role
@@ -47,13 +47,13 @@ Make = Callable[[EngineOptions], Engine]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCase:
-    """One kind of engine. `open` prepares what all engines of a module share and gives what makes one, not started yet.
+    """One kind of engine. `open` prepares what all engines of a module share, and returns a function that makes an engine, not started yet.
 
-    It skips the tests where parts are missing; what it opens goes on the stack.
+    `open` skips the tests if packages are missing. Resources that it opens go on the stack.
 
-    `free_s` is how long the engine may take to free blocks, the machine's other work included; `adapter` is a source that
-    `load_adapter` accepts, empty where the engine has no adapters. A case that is not real runs a stand-in of the engine: it tests the
-    adapter, and proves no feature. `uncontinued`: sampling parameters with which a continuation cannot be tested on it, and why.
+    `free_s`: how long the engine may take to free blocks, including delays by other programs. `adapter`: a source that `load_adapter` accepts;
+    empty if the engine has no adapters. A case with `is_real=False` runs a stand-in for the engine: it tests the adapter, and proves no feature.
+    `uncontinued`: sampling parameters with which the case cannot test a continuation, and why.
     """
 
     name: str
@@ -67,7 +67,7 @@ class EngineCase:
 
 @dataclass
 class Fleet:
-    """Engines of one case for all tests of the module: `alone` computes prompts itself and is the reference."""
+    """Engines of one case for all tests of a module. `alone` computes prompts itself and is the reference."""
 
     case: EngineCase
     alone: EngineDriver
@@ -90,28 +90,28 @@ class Fleet:
         return cls(case=case, alone=alone, prefill=prefill, decode=decode, _make=make, _stack=stack)
 
     async def another(self, role: Role, **options: Any) -> EngineDriver:
-        """An engine of this test's own. A decode engine computes prompts, whatever the case's handoff."""
+        """Starts an engine for one test. A decode engine computes prompts, whatever the case's handoff."""
         options = {"is_alone": role is Role.DECODE, **options}
         return await start_engine(self.case, self._make, self._stack, EngineOptions(role=role, **options))
 
     @property
     def is_rendezvous(self) -> bool:
-        """Both legs start at once, and neither engine serves alone."""
+        """Whether both legs start at once, and neither engine serves alone."""
         return Handoff.RENDEZVOUS in self.prefill.engine.describe().capabilities.handoffs
 
     def rendezvous(self) -> Rendezvous | None:
-        """A new room at the prefill engine; None: the handoff is sequential."""
+        """Returns a new room at the prefill engine. None: the handoff is sequential."""
         if not self.is_rendezvous:
             return None
         host, _, port = self.prefill.engine.describe().rendezvous_address.rpartition(":")
         return Rendezvous(host=host, port=int(port), room=self._random.getrandbits(63))
 
     def submit_prefill(self, generation: Generation) -> Record:
-        """A prefill leg without a decode leg."""
+        """Submits a prefill leg without a decode leg."""
         return self.prefill.submit(generation, task=LegTask.PREFILL, rendezvous=self.rendezvous())
 
     async def begin(self, generation: Generation) -> tuple[Record, Record]:
-        """Starts both legs; a sequential one after its prefill."""
+        """Starts both legs. With a sequential handoff, the decode leg starts after the prefill leg."""
         if (where := self.rendezvous()) is None:
             prefill = await self.prefill.wait(self.submit_prefill(generation))
             return prefill, self.decode.submit(generation, handle=prefill.done.handle)
@@ -119,14 +119,14 @@ class Fleet:
         return self.prefill.submit(generation, task=LegTask.PREFILL, rendezvous=where), decode
 
     async def hand_over(self, generation: Generation) -> Record:
-        """The answer of a decode engine whose prompt a prefill engine computed."""
+        """Returns the answer of a decode engine whose prompt a prefill engine computed."""
         prefill, decode = await self.begin(generation)
         assert (await self.prefill.wait(prefill)).done.reason is FinishReason.HANDED_OFF, prefill.done
         assert not prefill.tokens, "a prefill leg has no tokens"
         return await self.decode.wait(decode)
 
     async def answer(self, generation: Generation) -> Record:
-        """The answer of a decode engine that computes the prompt if it can."""
+        """Returns the answer of a decode engine that computes the prompt if it can."""
         return await (self.hand_over(generation) if self.is_rendezvous else self.decode.run(generation))
 
     @property
@@ -138,16 +138,16 @@ class Fleet:
         return self.alone.engine.describe().block_size_tokens
 
     def prompt(self, blocks: float) -> list[int]:
-        """Tokens that no other test uses, so many blocks of them."""
+        """Returns a prompt of so many blocks, with tokens that no other test uses."""
         top = self.alone.engine.describe().model.vocabulary_size
         return [self._random.randrange(top) for _ in range(max(1, round(blocks * self.block_size)))]
 
     def greedy(self, blocks: float, max_tokens: int = 12, **sampling: Any) -> Generation:
-        """A greedy generation over a new prompt of so many blocks."""
+        """Returns a greedy generation over a new prompt of so many blocks."""
         return greedy(self.model, self.prompt(blocks), max_tokens, **sampling)
 
     def check(self) -> None:
-        """No engine of the fleet has broken an ordering rule, leaked a block or given one to two owners."""
+        """Fails if an engine of the fleet broke an ordering rule, leaked a block, or gave a block to two owners."""
         for driver in (self.alone, self.prefill, self.decode):
             assert driver.violations == []
             load = driver.engine.load()
@@ -155,7 +155,7 @@ class Fleet:
 
 
 async def start_engine(case: EngineCase, make: Make, stack: AsyncExitStack, options: EngineOptions) -> EngineDriver:
-    """A running engine, closed with the stack."""
+    """Returns a running engine, closed with the stack."""
     driver = EngineDriver(make(options), case.timeout_s)
     stack.push_async_callback(driver.aclose)
     async with asyncio.timeout(case.timeout_s):
@@ -165,14 +165,14 @@ async def start_engine(case: EngineCase, make: Make, stack: AsyncExitStack, opti
 _NETWORK = MemoryKvNetwork(clock=SystemClock(), latency_s=0.001)
 _ROOMS = MemoryRendezvousNetwork(latency_s=0.001)
 _HOSTS = count(1)
-# Steps take a little, so that a test can act between them.
+# Steps take some time, so that a test can act between them.
 _PROFILE = StepProfile(base_s=0.001, per_prefill_token_s=0.00001, per_decode_request_s=0.0)
 
 
 def _simulated(
     transport: Callable[[], KvTransport], wire: Callable[[], Wire] | None = None, *, event_loop: str = "normal"
 ) -> Callable[[AsyncExitStack], Awaitable[Make]]:
-    """With a `wire` the handoff is a rendezvous."""
+    """Returns the `open` of a simulated engine. With a `wire` the handoff is a rendezvous."""
 
     def make(options: EngineOptions) -> Engine:
         settings = SimulatedSettings(

@@ -1,4 +1,4 @@
-"""Reads an engine as a worker would, and notes every breach of the protocol's ordering rules."""
+"""Reads an engine like a worker, and records every violation of the protocol's ordering rules."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _NUMBERS = count(1)
 
 @dataclass
 class Record:
-    """What became of one leg."""
+    """The output of one leg."""
 
     key: int
     tokens: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Record:
 
 
 class EngineDriver:
-    """One engine with its two readers."""
+    """One engine and the tasks that read its steps and events."""
 
     def __init__(self, engine: Engine, timeout_s: float) -> None:
         self.engine = engine
@@ -86,7 +86,7 @@ class EngineDriver:
         for key, entries in output.prompt_logprobs.items():
             record = self._records.get(key)
             if record is None or record.tokens or record.prompt_logprobs:
-                self.violations.append(f"the prompt of key {key} was scored twice, late, or for nobody")
+                self.violations.append(f"the prompt of key {key} was scored twice, late, or for an unknown key")
             else:
                 record.prompt_logprobs += entries
         start = 0
@@ -152,11 +152,11 @@ class EngineDriver:
         return record
 
     async def wait(self, record: Record) -> Record:
-        """Until the leg's finish."""
+        """Waits for the leg's finish."""
         return await self.wait_tokens(record, None)
 
     async def wait_tokens(self, record: Record, tokens: int | None) -> Record:
-        """Until the leg has so many tokens or its finish."""
+        """Waits until the leg has so many tokens or its finish."""
         async with asyncio.timeout(self.timeout_s):
             while record.finish is None and (tokens is None or len(record.tokens) < tokens):
                 record.changed.clear()
@@ -164,11 +164,11 @@ class EngineDriver:
         return record
 
     async def run(self, generation: Generation, *, handle: KvHandle | None = None) -> Record:
-        """A decode leg from submit to finish."""
+        """Runs a decode leg from submit to finish."""
         return await self.wait(self.submit(generation, handle=handle))
 
     async def prefill(self, generation: Generation) -> KvHandle:
-        """A prefill leg's handle."""
+        """Runs a prefill leg and returns its handle."""
         record = await self.wait(self.submit(generation, task=LegTask.PREFILL))
         assert record.done.reason is FinishReason.HANDED_OFF, record.done
         assert record.done.handle is not None
@@ -176,7 +176,7 @@ class EngineDriver:
         return record.done.handle
 
     async def wait_blocks(self, used: int, within_s: float) -> None:
-        """Until exactly so many blocks are used; fails when it takes longer."""
+        """Waits until exactly so many blocks are used. Fails if that takes longer than `within_s`."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + within_s
         while (load := self.engine.load()).kv_blocks_used != used:
@@ -185,13 +185,13 @@ class EngineDriver:
         assert load.kv_blocks_used + load.kv_blocks_free == load.kv_blocks_total
 
     async def wait_cached(self, expected: Sequence[int]) -> None:
-        """Until the replayed events hold these blocks."""
+        """Waits until the replayed events contain these blocks."""
         async with asyncio.timeout(self.timeout_s):
             while not self.cached.issuperset(expected):
                 await asyncio.sleep(0.005)
 
 
 def greedy(model: str, token_ids: Sequence[int], max_tokens: int = 12, **sampling: object) -> Generation:
-    """A greedy generation that no eos ends."""
+    """Returns a greedy generation that ignores end-of-sequence tokens."""
     params = {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, **sampling}
     return Generation(model=model, token_ids=token_ids, sampling=SamplingParams(**params))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A real grpc.aio server with grpc.health.v1, as every service of the mesh has one."""
+"""A real grpc.aio server with grpc.health.v1, like every service of the mesh."""
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that moves only when a test advances it."""
 
 import asyncio
 
@@ -28,7 +28,8 @@ class ManualClock:
             self._sleepers.remove(sleeper)
 
     async def advance(self, delay_s: float) -> None:
-        """Moves time on, and lets who wakes run. Who is about to sleep gets there first, or it would sleep too long."""
+        """Moves the time forward and runs the tasks that wake. First runs ready tasks, so that those about to sleep measure from the old
+        time."""
         await settle()
         end = self._now + delay_s
         while due := sorted(time for time, future in self._sleepers if time <= end and not future.done()):
@@ -42,6 +43,6 @@ class ManualClock:
 
 
 async def settle() -> None:
-    """Lets tasks that can run do so; nothing here waits for time."""
+    """Lets ready tasks run. Does not wait for time to pass."""
     for _ in range(20):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Two hosts with a switch between them that a test can turn off: network namespaces of this machine."""
+"""Two hosts in network namespaces of this machine, connected by a switch that a test can turn off."""
 
 import os
 import shutil
@@ -29,17 +29,17 @@ class Hosts:
         return f"10.91.0.{number}"
 
     def command(self, number: int, *command: str) -> Sequence[str]:
-        """The command as it runs on a host."""
+        """Returns the command that runs this command on a host."""
         return ("ip", "netns", "exec", self.namespace(number), *command)
 
     def set_link(self, is_up: bool) -> None:
-        """Turns the switch on or off. The hosts' own interfaces stay up, as when a cable further away is cut."""
+        """Turns the switch on or off. The hosts' own interfaces stay up, as when a remote cable is cut."""
         run("-n", f"{self.name}-s", "link", "set", "switch", "up" if is_up else "down")
 
 
 @contextmanager
 def network_hosts() -> Iterator[Hosts]:
-    """Skips the test where namespaces cannot be made."""
+    """Skips the test if namespaces cannot be created."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and the command ip")
     hosts = Hosts(f"kvmesh-{os.getpid()}")

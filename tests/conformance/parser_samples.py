@@ -1,12 +1,14 @@
-"""Answers in every family's format, what is to come of them, and how a test feeds them.
+"""Sample answers in every family's format, the expected parser output, and how tests feed them.
 
-A file `parsers/<family>.json` names its parsers, the request's functions (`tools`: parameter schemas by name) and the `source` of
-the format; a sample may have a source of its own. No sample is the output of a model: they are written by hand in the format that the
-source shows. A sample holds `text` as the model would write it, `kinds` (which of KINDS it shows), and what is to come of it: `content`,
-`reasoning`, `calls` as [name, arguments] (a string where the arguments are no whole JSON object) and `warnings`. `prompt_tail` is the
-end of the prompt where that matters. `vllm` is there where vLLM's own parser makes something else of the text: the `reason` why it
-differs, and what it makes of it: `content`, `reasoning` and `calls`, or the error that it `fails` with, or `parser: false` where vLLM
-has none for the format.
+A file `parsers/<family>.json` names its parsers, the request's functions (`tools`: parameter schemas by name) and the `source` of the format; a
+sample may have a source of its own. No sample is the output of a model: they are written by hand in the format that the source shows.
+
+A sample holds `text` as the model would write it, `kinds` (a subset of KINDS that it shows), and the expected output: `content`, `reasoning`,
+`calls` as [name, arguments] (a string if the arguments are no complete JSON object) and `warnings`. `prompt_tail` is the end of the prompt where
+that matters.
+
+`vllm` is present if vLLM's own parser returns something else for the text. It holds the `reason` and either vLLM's output (`content`,
+`reasoning` and `calls`), or the error that it `fails` with, or `parser: false` if vLLM has no parser for the format.
 """
 
 import json
@@ -29,7 +31,7 @@ SAMPLES_MIN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of an answer, neighbours joined. Calls: name and arguments' text."""
+    """A parser's output with adjacent parts joined. `calls`: name and text of the arguments."""
 
     content: str
     reasoning: str
@@ -39,8 +41,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmDifference:
-    """What vLLM's parser makes of a sample, where that is not what ours makes, and why. `fails`: the type of its error.
-    `has_parser`: whether it has one for the format."""
+    """What vLLM's parser returns for a sample if it differs from ours, and why. `fails`: the type of its error. `has_parser`: whether vLLM
+    has a parser for the format."""
 
     reason: str
     has_parser: bool = True
@@ -52,7 +54,7 @@ class VllmDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One answer and what is to come of it. `source`: where its format comes from."""
+    """One answer and the expected parser output. `source`: where its format is defined."""
 
     file: str
     title: str
@@ -71,11 +73,9 @@ class Sample:
 
     @property
     def id(self) -> str:
-        """For pytest."""
         return f"{self.file}: {self.title}"
 
     def parser(self) -> AnswerParser:
-        """A fresh parser."""
         return answer_parser(
             tool_family(self.tool_parser) if self.tool_parser else None,
             reasoning_family(self.reasoning_parser) if self.reasoning_parser else None,
@@ -84,13 +84,13 @@ class Sample:
         )
 
     def parse(self, pieces: Iterable[str]) -> Outcome:
-        """Feeds the pieces and joins what comes."""
+        """Feeds the pieces to a new parser and joins its output."""
         parser = self.parser()
         parts = [part for piece in pieces for part in parser.push(piece)]
         return joined([*parts, *parser.flush()])
 
     def check(self, outcome: Outcome) -> None:
-        """Fails where the outcome is not the expected one."""
+        """Fails if the outcome is not the expected one."""
         assert outcome.content == self.content
         assert outcome.reasoning == self.reasoning
         assert [name for name, _ in outcome.calls] == [name for name, _ in self.calls]
@@ -100,7 +100,7 @@ class Sample:
 
 
 def joined(parts: Iterable[Part]) -> Outcome:
-    """Parts put together; checks their order: a call's arguments come behind its begin, calls one after the other."""
+    """Joins parts, and checks their order: a call's arguments follow its begin, and calls do not interleave."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[str, list[str]]] = []
@@ -128,7 +128,7 @@ def joined(parts: Iterable[Part]) -> Outcome:
 
 
 def difference(record: dict[str, Any] | None) -> VllmDifference | None:
-    """The field `vllm` of a sample or a file."""
+    """Reads the field `vllm` of a sample or a file."""
     if record is None:
         return None
     return VllmDifference(
@@ -142,7 +142,7 @@ def difference(record: dict[str, Any] | None) -> VllmDifference | None:
 
 
 def load(path: Path) -> list[Sample]:
-    """All samples of a file."""
+    """Returns all samples of a file."""
     record = json.loads(path.read_text(encoding="utf-8"))
     return [
         Sample(

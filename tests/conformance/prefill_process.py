@@ -1,4 +1,4 @@
-"""A simulated prefill engine in a process of its own: prints one handle per line of prompt, then obeys one-word orders."""
+"""A simulated prefill engine in its own process. It reads JSON lines: for a prompt it prints a handle, for "used" the number of used blocks."""
 
 import asyncio
 import base64

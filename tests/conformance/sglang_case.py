@@ -1,4 +1,4 @@
-"""SGLang engines for the conformance suite: each engine process is a fork of one that has SGLang imported."""
+"""SGLang engines for the conformance suite. Each engine process is forked from a process that has imported SGLang."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ PRELOAD = "kvmesh.engines.sglang.host.preload:preload"
 
 
 class ForkedHost:
-    """An engine process as a fork."""
+    """An engine process that was forked."""
 
     def __init__(self, server: ForkServer, child: ForkedChild) -> None:
         self._server, self._child = server, child
@@ -49,7 +49,7 @@ async def open_fork_server(stack: AsyncExitStack, python: Path, log: str) -> For
 
 
 async def open_sglang(stack: AsyncExitStack, python: Path) -> Make:
-    """A model, a fork server, and what makes an engine from them."""
+    """Prepares a model and a fork server. Returns a function that makes an engine from them."""
     folder = Path(stack.enter_context(TemporaryDirectory()))
     model = add_tokenizer(make_model(folder / "llama"))
     log = str(folder / "engines.txt")

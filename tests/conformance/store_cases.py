@@ -21,7 +21,7 @@ from tests.postgres import PASSWORD, Cluster, postgres_cluster
 
 @dataclass(slots=True)
 class StoreCase:
-    """One set of data, empty at first. Each call of a method gives the objects of another process. `url`: empty for SQLite."""
+    """One data set, empty at first. Each call of a method returns the objects of another process. `url`: empty for SQLite."""
 
     directory: Path
     url: str
@@ -29,11 +29,11 @@ class StoreCase:
     opened: list[Database] = field(default_factory=list)
 
     async def batches(self) -> Database:
-        """A database with the tables of files and batches."""
+        """Opens a database with the tables of files and batches."""
         return await self._open("batches.sqlite", batch_rows.MIGRATIONS)
 
     async def responses(self) -> Database:
-        """A database with the tables of responses."""
+        """Opens a database with the tables of responses."""
         return await self._open("responses.sqlite", responses.MIGRATIONS)
 
     async def _open(self, name: str, migrations: tuple[str, ...]) -> Database:
@@ -50,14 +50,14 @@ class StoreCase:
         return database
 
     def contents(self, database: Database, clock: Clock) -> FileContents:
-        """The bytes of files; with PostgreSQL each process has a directory of its own."""
+        """Returns the store for the bytes of files. With PostgreSQL each process has a directory of its own."""
         if not self.url:
             return DirectoryContents(self.directory / "files")
         return DatabaseContents(database, self.directory / f"files-{self.opened.index(database)}", clock)
 
 
 def stores_settings(directory: Path, url: str) -> StoresSettings:
-    """Settings with a password file; patient, since the machine may be busy."""
+    """Returns settings with a password file, and a timeout long enough for a busy machine."""
     password = directory / "password"
     password.write_text(f"{PASSWORD}\n")
     return StoresSettings(url=url, password_file=str(password), timeout_s=30.0)
@@ -72,7 +72,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreCase]:
-    """An empty set of data of each kind."""
+    """An empty data set on each kind of database."""
     url = ""
     if request.param == "postgres":
         server: Cluster = request.getfixturevalue("cluster")

@@ -1,11 +1,11 @@
-"""A TCP relay that can refuse, hang and change its target: outages at the lowest seam."""
+"""A TCP proxy that can refuse connections, hang and change its target, to simulate outages."""
 
 import asyncio
 import contextlib
 
 
 class TcpProxy:
-    """Relays 127.0.0.1:port to a target. `refuse()` closes everything, `hang()` keeps connections and says nothing."""
+    """Forwards 127.0.0.1:port to a target. `refuse()` closes all connections; `hang()` keeps them but forwards no data."""
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
@@ -34,7 +34,7 @@ class TcpProxy:
         await asyncio.sleep(0)
 
     def hang(self) -> None:
-        """Nothing flows any more, nothing is closed."""
+        """Stops forwarding data. Connections stay open."""
         self._flowing.clear()
 
     def flow(self) -> None:

@@ -1,7 +1,7 @@
-"""Renders conversations with transformers, in a process of its own, since importing it takes seconds: JSON lines in and out.
+"""Renders conversations with transformers, in a separate process because importing it takes seconds. Reads and writes JSON lines.
 
-Each line: template's source, special tokens, messages, tools, documents, arguments, add_generation_prompt; the answer is the
-text, or null where the template refuses.
+Each input line holds a template's source, special tokens, messages, tools, documents, arguments and add_generation_prompt. The output line is
+the text, or null if the template raises an error.
 """
 
 import json
@@ -11,7 +11,6 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 
 def main() -> None:
-    """Until the input ends."""
     for line in sys.stdin:
         case = json.loads(line)
         try:

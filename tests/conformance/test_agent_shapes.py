@@ -1,4 +1,4 @@
-"""The embedded agent's JSON against real Consul's: what a client of one reads, it can read from the other."""
+"""Compares the embedded agent's JSON with real Consul's: a client that reads Consul's responses can read the agent's."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ async def _read(port: int) -> dict[str, Any]:
 
 
 def missing(theirs: Any, ours: Any, where: str = "") -> list[str]:
-    """Where Consul's answer has something that ours lacks or has with another type."""
+    """Returns where Consul's response has something that ours lacks or has with another type."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         found = [f"{where}.{key}" for key in theirs.keys() - ours.keys()]
         return found + [
@@ -69,8 +69,8 @@ def missing(theirs: Any, ours: Any, where: str = "") -> list[str]:
     return [] if type(theirs) is type(ours) else [f"{where}: {theirs!r} is not {ours!r}"]
 
 
-def mine(answers: dict[str, Any]) -> dict[str, Any]:
-    """Without what other tests left in a shared Consul, and without Consul's own service."""
+def own_entries(answers: dict[str, Any]) -> dict[str, Any]:
+    """Removes what other tests left in a shared Consul, and Consul's own service."""
     kept = dict(answers)
     kept["/v1/agent/services"] = {key: value for key, value in kept["/v1/agent/services"].items() if "shape" in key}
     kept["/v1/catalog/services"] = {key: v for key, v in kept["/v1/catalog/services"].items() if key == "shape"}
@@ -79,15 +79,15 @@ def mine(answers: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("agent", ["consul"], indirect=True)
 async def test_shapes_are_consuls(agent: Agent) -> None:
-    """Everything that Consul says of services, checks, keys and sessions, the embedded agent says with the same types."""
-    theirs = mine(await _read(agent.port))
+    """The embedded agent's responses on services, checks, keys and sessions have all of Consul's fields, with the same types."""
+    theirs = own_entries(await _read(agent.port))
     embedded = EmbeddedAgent()
     await embedded.start()
     try:
-        ours = mine(await _read(embedded.port))
+        ours = own_entries(await _read(embedded.port))
     finally:
         await embedded.aclose()
-    # Consul's version-specific address variants of its one node.
+    # Consul adds version-specific variants of its node's address.
     lacking = [line for line in missing(theirs, ours) if "TaggedAddresses.wan_ipv4" not in line]
     assert lacking == []
     for path in ("/v1/health/service/shape", "/v1/kv/shape/?recurse"):

@@ -1,4 +1,4 @@
-"""What structural tags let through, by vLLM's own grammar library: recorded calls of each family, and nothing against a schema."""
+"""Checks with vLLM's grammar library what structural tags accept: recorded calls of each family, and no call that violates its schema."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,8 @@ NOTHING: Any = {"type": "object", "properties": {}, "additionalProperties": Fals
 
 @pytest.fixture(scope="module")
 def accepts() -> Accepts:
-    """Whether a text may be the whole answer: byte by byte through vLLM's grammar library, then the token that ends it."""
+    """Returns a function that checks whether a text may be the whole answer: vLLM's grammar library reads it byte by byte, and then the token
+    that ends it."""
     require_part("vllm")
     import xgrammar
 
@@ -45,7 +46,7 @@ JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "object", "arr
 
 
 def has_json_types(sample: Sample) -> bool:
-    """Whether the schemas name JSON schema's types only; others are for reading, and no grammar is made of them."""
+    """Whether the schemas use only types of JSON Schema. Other types are accepted by readers, but no grammar is made from them."""
     properties = [each for schema in sample.tools.values() for each in schema.get("properties", {}).values()]
     return all(each.get("type", "string") in JSON_TYPES for each in properties)
 
@@ -56,7 +57,8 @@ def family_of(sample: Sample) -> str:
 
 @pytest.mark.parametrize("family", sorted(CALL_TAGS))
 def test_recorded_answers_pass(accepts: Accepts, family: str) -> None:
-    """Plain text, a call, several, and text around them, as the model wrote them; the same calls for other functions do not."""
+    """The tags accept recorded answers: plain text, a call, several calls, and text around them. They reject the same calls if the functions
+    have other names."""
     passed: set[str] = set()
     for sample in SAMPLES:
         if family_of(sample) != family or not has_json_types(sample):
@@ -75,8 +77,8 @@ def json_calls(*texts: str, arguments: str = "arguments") -> list[str]:
     return [f'{{"name": "f", "{arguments}": {text}}}' for text in texts]
 
 
-def written(family: str, *texts: str) -> str:
-    """Calls of `f` with these arguments' texts, as JSON, or as parameters where the family writes such."""
+def calls_in_format(family: str, *texts: str) -> str:
+    """Returns calls of `f` in the family's format. `texts`: the arguments as JSON."""
     match family:
         case "hermes":
             return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in json_calls(*texts))
@@ -99,11 +101,11 @@ def written(family: str, *texts: str) -> str:
             marks = "<|tool_call_begin|>functions.f:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
             calls = [marks.format(number, text) for number, text in enumerate(texts)]
             return f"<|tool_calls_section_begin|>{''.join(calls)}<|tool_calls_section_end|>"
-    return in_marks(family, [json.loads(text) for text in texts])
+    return calls_with_parameter_marks(family, [json.loads(text) for text in texts])
 
 
-def in_marks(family: str, values: list[dict[str, Any]]) -> str:
-    """The families whose parameters have marks of their own."""
+def calls_with_parameter_marks(family: str, values: list[dict[str, Any]]) -> str:
+    """Returns calls in the format of families that mark each parameter."""
     outer, call, parameter = {
         "glm45": ("{}", "<tool_call>f\n{}</tool_call>", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"),
         "qwen3_coder": (
@@ -131,24 +133,24 @@ def in_marks(family: str, values: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("family", sorted(CALL_TAGS))
 def test_arguments_keep_to_their_schema(accepts: Accepts, family: str) -> None:
-    """A missing one, one too many and one of another type do not pass; nor does a second call where one was asked for."""
+    """The tags reject missing arguments, unknown ones, and ones of another type. They reject a second call if calls must not be parallel."""
     good, other = '{"city": "Paris", "days": 3}', '{"city": "Rome"}'
     wrong = ('{"days": 3}', '{"city": "Paris", "unit": 3}', '{"city": "Paris", "days": "many"}', "{}")
     tags = CALL_TAGS[family]
     document = tags.document([("f", CITY), ("g", NOTHING)], is_parallel=True)
-    assert accepts(document, f"Well, <b>.\n{written(family, good)}")
-    assert accepts(document, written(family, good, other))
+    assert accepts(document, f"Well, <b>.\n{calls_in_format(family, good)}")
+    assert accepts(document, calls_in_format(family, good, other))
     for text in wrong:
-        assert not accepts(document, written(family, text)), text
-        assert not accepts(document, written(family, good, text)), text
-    assert accepts(tags.document([("f", {"type": "object"})], is_parallel=True), written(family, good))
+        assert not accepts(document, calls_in_format(family, text)), text
+        assert not accepts(document, calls_in_format(family, good, text)), text
+    assert accepts(tags.document([("f", {"type": "object"})], is_parallel=True), calls_in_format(family, good))
     one = tags.document([("f", CITY)], is_parallel=False)
-    assert accepts(one, written(family, good)) and not accepts(one, written(family, good, other))
+    assert accepts(one, calls_in_format(family, good)) and not accepts(one, calls_in_format(family, good, other))
 
 
 @pytest.mark.parametrize("family", sorted(CALL_TAGS))
-def test_the_simulated_engine_writes_what_the_real_one_may(accepts: Accepts, family: str) -> None:
-    """One meaning of a tag."""
+def test_the_simulated_engine_follows_the_same_grammar(accepts: Accepts, family: str) -> None:
+    """The text that the simulated engine generates from a tag is accepted by vLLM's grammar library."""
     document = CALL_TAGS[family].document([("f", CITY), ("g", NOTHING)], is_parallel=True)
     for seed in range(20):
         text = make_tagged(document, Random(seed))
@@ -167,7 +169,7 @@ BARE = {
 
 
 @pytest.mark.parametrize("family", sorted(BARE))
-def test_no_call_gets_past_its_schema(accepts: Accepts, family: str) -> None:
-    """What the reader takes for a call without its section is no free text."""
+def test_no_call_bypasses_its_schema(accepts: Accepts, family: str) -> None:
+    """Free text cannot contain what the reader takes for a call, such as a call without its section."""
     document = CALL_TAGS[family].document([("f", CITY)], is_parallel=True)
     assert not accepts(document, BARE[family]) and not accepts(document, f"Well. {BARE[family]}")

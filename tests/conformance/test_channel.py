@@ -1,4 +1,4 @@
-"""One suite for both transports: what clients and servicers rely on holds over grpc.aio on loopback and over MemoryNetwork."""
+"""One suite for both transports: grpc.aio on loopback and MemoryNetwork give clients and servicers the same guarantees."""
 
 import asyncio
 import gc
@@ -40,13 +40,13 @@ from tests.patience import PATIENCE_S
 
 MESSAGE_BYTES_MAX = 64 * 1024
 SERVICE_NAMES = ("kvmesh.worker.v1.WorkerService", "kvmesh.decode.v1.DecodeService")
-# The epoch that asks the servicer below for messages of 40 kB.
+# With this epoch the servicer below sends messages of 40 kB.
 LARGE = 3
 JOIN = "kvmesh.test.Joiner"
 
 
 class Worker(worker_pb2_grpc.WorkerServiceServicer):
-    """Small real servicers, with a note of how their calls ended."""
+    """A small real servicer that records how its calls ended."""
 
     def __init__(self) -> None:
         self.ends: asyncio.Queue[str] = asyncio.Queue()
@@ -97,7 +97,7 @@ class Worker(worker_pb2_grpc.WorkerServiceServicer):
 
 
 class Decode(decode_pb2_grpc.DecodeServiceServicer):
-    """Answers each submission with a finish; holds on when asked to."""
+    """Answers each submission with a finish."""
 
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         first = await anext(request_iterator)
@@ -107,7 +107,7 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
             yield legs_pb2.AttachResponse(frame=legs_pb2.StepFrame(finishes=finishes))
 
     async def Generate(self, request: Any, context: Any) -> None:
-        # The reader and writer style, which grpc.aio allows too.
+        # Uses the reader-writer style, which grpc.aio supports too.
         for token in range(3):
             await context.write(legs_pb2.GenerateResponse(token_ids=[token]))
 
@@ -117,7 +117,7 @@ def plain(leg_id: str) -> legs_pb2.GenerateRequest:
 
 
 async def join(requests: Any, context: Any) -> Any:
-    """The contracts have no client-streaming method; the transports carry them nevertheless."""
+    """A client-streaming method. The contracts have none, but both transports support them."""
     ids = [request.leg.leg_id async for request in requests]
     return plain(",".join(ids))
 
@@ -134,7 +134,7 @@ def add_services(worker: Worker, server: Any) -> None:
 
 
 class Mesh:
-    """A server, a pool and the telemetry of both."""
+    """A server, a channel pool, and the telemetry of both."""
 
     def __init__(self, worker: Worker, pool: Any, address: str, kill: Callable[[], Any]) -> None:
         self.worker, self.pool, self.address, self.kill = worker, pool, address, kill
@@ -211,7 +211,7 @@ async def failure(call: Any, **how: Any) -> Any:
 
 
 async def test_unary_with_metadata(mesh: Mesh) -> None:
-    """A call answers; metadata travels both ways; status and details can be asked for afterwards."""
+    """A unary call returns a response. Metadata travels both ways, and status and details are available afterwards."""
     call = mesh.stub.Describe(worker_pb2.DescribeRequest(), timeout=PATIENCE_S, metadata=(("x-word", "hi"),))
     assert (await call).block_size_tokens == 32
     assert (await call.initial_metadata()).get("x-first") == "1"
@@ -222,7 +222,7 @@ async def test_unary_with_metadata(mesh: Mesh) -> None:
 
 
 async def test_server_stream_in_order(mesh: Mesh) -> None:
-    """All messages arrive, in order, then the end; by iteration and by read."""
+    """All messages arrive in order, followed by the end of the stream, by iteration and by `read`."""
     request = worker_pb2.WatchKvRequest(resume_sequence=100)
     assert [each.sequence async for each in mesh.stub.WatchKv(request)] == list(range(100))
     call = mesh.stub.WatchKv(worker_pb2.WatchKvRequest(resume_sequence=1))
@@ -232,13 +232,13 @@ async def test_server_stream_in_order(mesh: Mesh) -> None:
 
 
 async def test_writer_style_servicer(mesh: Mesh) -> None:
-    """A servicer may write instead of yielding."""
+    """A servicer may call `write` instead of yielding."""
     call = mesh.decode.Generate(legs_pb2.GenerateRequest())
     assert [list(each.token_ids) async for each in call] == [[0], [1], [2]]
 
 
 async def test_client_stream(mesh: Mesh) -> None:
-    """Requests from an iterator and by write reach a servicer that answers once."""
+    """A servicer receives requests from an iterator and from `write`, and responds once."""
     method = mesh.pool.channel(mesh.address).stream_unary(
         f"/{JOIN}/Join",
         request_serializer=legs_pb2.GenerateRequest.SerializeToString,
@@ -257,7 +257,7 @@ async def test_client_stream(mesh: Mesh) -> None:
 
 
 async def test_bidi_by_write_and_read(mesh: Mesh) -> None:
-    """Both sides speak in turn on one stream, and half-closing ends it well."""
+    """Both sides take turns on one stream. After the client half-closes, the stream ends with OK."""
     call = mesh.decode.Attach()
     await call.write(legs_pb2.AttachRequest(hello=legs_pb2.Hello(frontend_id="f1")))
     assert (await call.read()).welcome.worker_id == "f1"
@@ -270,7 +270,7 @@ async def test_bidi_by_write_and_read(mesh: Mesh) -> None:
 
 
 async def test_mesh_error_round_trip(mesh: Mesh) -> None:
-    """What a servicer raises is what the client gets, with every field."""
+    """The client gets the error that the servicer raised, with every field."""
     error = await failure(mesh.stub.LoadAdapter(worker_pb2.LoadAdapterRequest()), where="ignored")
     assert type(error) is OverloadedError
     assert vars(error) == vars(
@@ -280,7 +280,7 @@ async def test_mesh_error_round_trip(mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("letter", ["m", "é", "😀"])
 async def test_a_long_error_fits_into_the_trailers(mesh: Mesh, letter: str) -> None:
-    """A message at the contract's limit arrives as the error it is, cut if need be, never as a transport failure."""
+    """An error with a very long message arrives with its own type, truncated if necessary, and never as a transport failure."""
     error = await failure(mesh.stub.LoadAdapter(worker_pb2.LoadAdapterRequest(source=letter * 2000)))
     assert type(error) is InvalidRequestError
     assert error.reason == "invalid_request"
@@ -288,15 +288,15 @@ async def test_a_long_error_fits_into_the_trailers(mesh: Mesh, letter: str) -> N
 
 
 async def test_error_inside_a_stream(mesh: Mesh) -> None:
-    """Messages sent before the failure arrive before it."""
+    """Messages sent before a failure arrive before it."""
     call = mesh.stub.WatchKv(worker_pb2.WatchKvRequest(resume_sequence=2, resume_epoch=1))
     got = [(await call.read()).sequence for _ in range(2)]
     error = await failure(call.read(), has_begun=True)
     assert (got, type(error), error.reason) == ([0, 1], UnavailableError, "draining")
 
 
-async def test_defects_are_kept_from_clients(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
-    """An unforeseen exception is logged under an id; the client learns the id only."""
+async def test_clients_do_not_see_internal_errors(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
+    """An unexpected exception is logged with a request id. The client gets only the id."""
     with caplog.at_level(logging.ERROR):
         error = await failure(mesh.stub.UnloadAdapter(worker_pb2.UnloadAdapterRequest()))
     assert type(error) is InternalError
@@ -307,7 +307,7 @@ async def test_defects_are_kept_from_clients(mesh: Mesh, caplog: pytest.LogCaptu
 
 
 async def test_unimplemented(mesh: Mesh) -> None:
-    """Methods that a servicer lacks and methods that no servicer has are unsupported, not internal."""
+    """Methods that a servicer does not implement, and unknown methods, are unsupported and not internal errors."""
     error = await failure(mesh.stub.Sleep(worker_pb2.SleepRequest()))
     assert type(error) is UnsupportedError
     unknown = mesh.pool.channel(mesh.address).unary_unary("/kvmesh.test.None/None", lambda _: b"", lambda raw: raw)
@@ -315,7 +315,7 @@ async def test_unimplemented(mesh: Mesh) -> None:
 
 
 async def test_deadline(mesh: Mesh) -> None:
-    """The deadline ends the call on both sides and is known to the servicer."""
+    """The deadline ends the call on both sides, and the servicer can read it."""
     await mesh.stub.Describe(worker_pb2.DescribeRequest(), timeout=PATIENCE_S)
     await mesh.stub.Describe(worker_pb2.DescribeRequest())
     left, none = mesh.worker.remaining
@@ -341,7 +341,7 @@ async def test_cancel_reaches_a_unary_servicer(mesh: Mesh) -> None:
 
 
 async def test_cancel_reaches_a_streaming_servicer(mesh: Mesh) -> None:
-    """The servicer's generator is closed at once, wherever it stands; the client's own reads raise CancelledError."""
+    """A cancel closes the servicer's generator immediately. The client's own reads raise CancelledError."""
     call = mesh.stub.WatchKv(worker_pb2.WatchKvRequest(resume_sequence=1, resume_epoch=2))
     assert (await call.read()).sequence == 0
     assert call.cancel()
@@ -354,7 +354,7 @@ async def test_cancel_reaches_a_streaming_servicer(mesh: Mesh) -> None:
 
 
 async def test_a_generator_at_a_yield_is_closed_without_the_garbage_collector(mesh: Mesh) -> None:
-    """A client that does not read blocks the servicer in a write; cancelling still runs its `finally` at once."""
+    """The servicer blocks in a write because the client does not read. A cancel still runs its `finally` immediately."""
     gc.disable()
     try:
         call = mesh.stub.WatchKv(worker_pb2.WatchKvRequest(resume_sequence=5_000_000))
@@ -367,7 +367,7 @@ async def test_a_generator_at_a_yield_is_closed_without_the_garbage_collector(me
 
 
 async def test_backpressure(mesh: Mesh) -> None:
-    """A client that does not read stops the servicer; nothing grows without bound."""
+    """A servicer pauses while the client does not read, so that buffers stay bounded."""
     call = mesh.stub.WatchKv(worker_pb2.WatchKvRequest(resume_sequence=5_000_000, resume_epoch=LARGE))
     await call.read()
     sent = -1
@@ -381,7 +381,7 @@ async def test_backpressure(mesh: Mesh) -> None:
 
 
 async def test_server_death(mesh: Mesh) -> None:
-    """A server that dies breaks calls at once: lost after work began, unavailable before; and new calls are refused."""
+    """When a server dies, its calls fail immediately: as lost if the stream had begun, otherwise as unavailable. New calls are refused."""
     stream = mesh.stub.WatchKv(worker_pb2.WatchKvRequest(resume_sequence=1, resume_epoch=2))
     await stream.read()
     unary = asyncio.ensure_future(failure(mesh.stub.Drain(worker_pb2.DrainRequest()), where="w1"))
@@ -392,13 +392,13 @@ async def test_server_death(mesh: Mesh) -> None:
         assert (type(error), error.where, error.message) == (LostError, "w1", "the connection to w1 broke")
         assert type(await unary) is UnavailableError
         refused = await failure(mesh.stub.Describe(worker_pb2.DescribeRequest(), timeout=PATIENCE_S))
-    # gRPC's own words ("Stream removed (Socket closed)") mean nothing to a client.
+    # gRPC's own message ("Stream removed (Socket closed)") would not help a client.
     assert (type(refused), refused.message) == (UnavailableError, "the server cannot be reached")
     assert {await mesh.ended(), await mesh.ended()} == {"drain cancelled", "watch ended"}
 
 
 async def test_dropping_a_channel_cancels_its_calls(mesh: Mesh) -> None:
-    """A peer that is given up leaves no call behind, and the next channel is a fresh one."""
+    """Dropping an address from the pool cancels its calls. The next channel is a new one."""
     call = mesh.stub.WatchKv(worker_pb2.WatchKvRequest(resume_sequence=1, resume_epoch=2))
     await call.read()
     await mesh.pool.drop(mesh.address)
@@ -411,7 +411,7 @@ async def test_dropping_a_channel_cancels_its_calls(mesh: Mesh) -> None:
 
 
 async def test_large_messages_are_refused(mesh: Mesh) -> None:
-    """A message over the limit is the caller's error and leaves the channel usable."""
+    """A message over the limit is the caller's error, and the channel stays usable."""
     name = "n" * (MESSAGE_BYTES_MAX + 1)
     error = await failure(mesh.stub.LoadAdapter(worker_pb2.LoadAdapterRequest(name=name)))
     assert (type(error), error.reason) == (InvalidRequestError, "message_too_large")
@@ -419,7 +419,7 @@ async def test_large_messages_are_refused(mesh: Mesh) -> None:
 
 
 async def test_health(mesh: Mesh) -> None:
-    """grpc.health.v1 knows the server and its services, and no others."""
+    """grpc.health.v1 reports the server and its services as serving, and does not know other services."""
     stub = health_pb2_grpc.HealthStub(mesh.pool.channel(mesh.address))
     for name in ("", *SERVICE_NAMES):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
@@ -430,7 +430,7 @@ async def test_health(mesh: Mesh) -> None:
 
 
 async def test_trace_context_crosses(mesh: Any) -> None:
-    """Client and server spans are one trace, parent and child; the servicer's code runs inside its span."""
+    """Client and server spans belong to one trace as parent and child. The servicer's code runs inside its span."""
     with mesh.client_side.tracing.span("request") as root:
         await mesh.stub.Describe(worker_pb2.DescribeRequest())
         await failure(mesh.stub.LoadAdapter(worker_pb2.LoadAdapterRequest()))
@@ -451,7 +451,7 @@ async def test_trace_context_crosses(mesh: Any) -> None:
 
 
 async def test_calls_are_counted_on_both_sides(mesh: Any) -> None:
-    """Method, code and reason of every call are metrics."""
+    """The metrics of both sides count each call with its method, code and reason."""
     await mesh.stub.Describe(worker_pb2.DescribeRequest())
     await failure(mesh.stub.LoadAdapter(worker_pb2.LoadAdapterRequest()))
     call = mesh.stub.WatchKv(worker_pb2.WatchKvRequest(resume_sequence=1, resume_epoch=2))
@@ -473,8 +473,8 @@ async def test_calls_are_counted_on_both_sides(mesh: Any) -> None:
         assert f"rpc_{side}_duration_seconds_bucket" in generate_latest(telemetry.registry).decode()
 
 
-async def test_cancelled_as_a_value(mesh: Mesh) -> None:
-    """A servicer may say that the request was cancelled; that is a typed error, not the client's own cancel."""
+async def test_a_servicer_may_raise_cancelled(mesh: Mesh) -> None:
+    """A servicer may raise that the request was cancelled. The client gets a typed error, not a cancelled call."""
     call = mesh.stub.ResetCache(worker_pb2.ResetCacheRequest())
     assert type(await failure(call)) is CancelledByCallerError
 

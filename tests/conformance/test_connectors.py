@@ -1,4 +1,5 @@
-"""What every connector promises: idempotent, bounded in time, failures as MeshError, older leaders refused, and the truth about its pools."""
+"""What every connector guarantees: idempotent calls, bounded times, failures as MeshError, fencing of old leaders, and the real state of its
+pools."""
 
 import asyncio
 import json
@@ -39,16 +40,16 @@ POOLS = ("m/prefill=prefill:4", "m/decode=decode")
 
 
 @dataclass(kw_only=True)
-class World:
-    """What is behind a connector. `hangs` and `fails`: how it answers from now on."""
+class ConnectorSetup:
+    """A connector and control over the orchestrator behind it. `hang` and `fail` change how the orchestrator responds from then on."""
 
     connector: Connector
     calls: Callable[[], int]
-    """Changes that were made."""
+    """The number of changes made so far."""
     hang: Callable[[], None]
     fail: Callable[[], None]
     start_workers: Callable[[], None]
-    """All wanted workers run."""
+    """Makes all wanted workers run."""
 
 
 def sized(orchestrator: Orchestrator) -> SizedConnector:
@@ -56,7 +57,7 @@ def sized(orchestrator: Orchestrator) -> SizedConnector:
     return SizedConnector(orchestrator, read_pools(POOLS, field="pools"), registry=registry, channels=channels)
 
 
-# --- Docker compose: a program in its place that keeps containers in a file.
+# --- Docker Compose: a program that replaces docker and keeps containers in a file.
 
 DOCKER = """#!{python}
 import json, pathlib, sys, time
@@ -87,7 +88,7 @@ else:
 
 
 @asynccontextmanager
-async def compose(folder: Path) -> AsyncIterator[World]:
+async def compose(folder: Path) -> AsyncIterator[ConnectorSetup]:
     program, state = folder / "docker", folder / "state.json"
     program.write_text(DOCKER.format(python=sys.executable))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -99,10 +100,10 @@ async def compose(folder: Path) -> AsyncIterator[World]:
     settings = ComposeSettings(command=(str(program), "compose"), project="p", files=("mesh.yml",))
     connector = sized(ComposeOrchestrator(settings))
     with pytest.MonkeyPatch.context() as patch:
-        # A loaded machine is slow to fail.
+        # A busy machine takes longer to report a failure.
         patch.setattr(compose_module, "ACCEPTED_S", PATIENCE_S)
         try:
-            yield World(
+            yield ConnectorSetup(
                 connector=connector,
                 calls=lambda: int(json.loads(state.read_text())["ups"]),
                 hang=lambda: change(mode="hang"),
@@ -113,12 +114,12 @@ async def compose(folder: Path) -> AsyncIterator[World]:
             await connector.aclose()
 
 
-# --- Kubernetes: a server that speaks the scale subresource (autoscaling/v1 Scale).
+# --- Kubernetes: a server with the scale subresource (autoscaling/v1 Scale).
 
 
 @dataclass
 class ApiServer:
-    """Deployments `prefill` and `decode` in the namespace `inference`."""
+    """Serves the Deployments `prefill` and `decode` in the namespace `inference`."""
 
     wanted: dict[str, int] = field(default_factory=lambda: {"prefill": 1, "decode": 1})
     running: dict[str, int] = field(default_factory=dict)
@@ -169,7 +170,7 @@ class ApiServer:
 
 
 @asynccontextmanager
-async def kubernetes(folder: Path) -> AsyncIterator[World]:
+async def kubernetes(folder: Path) -> AsyncIterator[ConnectorSetup]:
     pytest.importorskip(
         "kubernetes", reason="the package kubernetes is not installed (pip install 'kvmesh[kubernetes]')"
     )
@@ -191,7 +192,7 @@ async def kubernetes(folder: Path) -> AsyncIterator[World]:
     settings = KubernetesSettings(namespace="inference", config_file=str(config))
     connector = sized(KubernetesOrchestrator(settings))
     try:
-        yield World(
+        yield ConnectorSetup(
             connector=connector,
             calls=lambda: server.changes,
             hang=lambda: setattr(server, "mode", "hang"),
@@ -204,12 +205,12 @@ async def kubernetes(folder: Path) -> AsyncIterator[World]:
         await runner.cleanup()
 
 
-WORLDS: dict[str, Any] = {"compose": compose, "kubernetes": kubernetes}
+SETUPS: dict[str, Any] = {"compose": compose, "kubernetes": kubernetes}
 
 
-@pytest.fixture(params=sorted(WORLDS))
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    async with WORLDS[request.param](tmp_path) as found:
+@pytest.fixture(params=sorted(SETUPS))
+async def setup(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ConnectorSetup]:
+    async with SETUPS[request.param](tmp_path) as found:
         yield found
 
 
@@ -217,93 +218,93 @@ def target(workers: int, role: Role = Role.DECODE, model: str = "m") -> PoolTarg
     return PoolTarget(model=model, role=role, workers=workers)
 
 
-async def scale(world: World, workers: int, *, role: Role = Role.DECODE, token: int = 1) -> PoolState:
-    return await world.connector.scale(target(workers, role), fencing_token=token, timeout_s=PATIENCE_S)
+async def scale(setup: ConnectorSetup, workers: int, *, role: Role = Role.DECODE, token: int = 1) -> PoolState:
+    return await setup.connector.scale(target(workers, role), fencing_token=token, timeout_s=PATIENCE_S)
 
 
-async def decode_pool(world: World) -> PoolState:
-    pools = await world.connector.pools(timeout_s=PATIENCE_S)
+async def decode_pool(setup: ConnectorSetup) -> PoolState:
+    pools = await setup.connector.pools(timeout_s=PATIENCE_S)
     assert {(pool.model, pool.role) for pool in pools} == {("m", Role.PREFILL), ("m", Role.DECODE)}
     return next(pool for pool in pools if pool.role is Role.DECODE)
 
 
-async def test_the_same_size_twice_is_one_change(world: World) -> None:
-    """Idempotence: the planner repeats a call whose result it does not know."""
-    assert (await scale(world, 3)).workers_wanted == 3
-    assert (await scale(world, 3)).workers_wanted == 3
-    assert world.calls() == 1
-    await scale(world, 1)
-    assert (world.calls(), (await decode_pool(world)).workers_wanted) == (2, 1)
+async def test_the_same_size_twice_is_one_change(setup: ConnectorSetup) -> None:
+    """`scale` is idempotent, because the planner repeats a call whose result it does not know."""
+    assert (await scale(setup, 3)).workers_wanted == 3
+    assert (await scale(setup, 3)).workers_wanted == 3
+    assert setup.calls() == 1
+    await scale(setup, 1)
+    assert (setup.calls(), (await decode_pool(setup)).workers_wanted) == (2, 1)
 
 
-async def test_what_became_ready_is_reported(world: World) -> None:
-    """A call returns when the size is accepted; `pools` shows workers once they run."""
-    state = await scale(world, 3)
+async def test_running_workers_are_reported(setup: ConnectorSetup) -> None:
+    """`scale` returns when the size is accepted. `pools` counts workers once they run."""
+    state = await scale(setup, 3)
     assert state.workers_running < 3
-    world.start_workers()
-    pool = await decode_pool(world)
+    setup.start_workers()
+    pool = await decode_pool(setup)
     assert (pool.workers_wanted, pool.workers_running) == (3, 3)
 
 
-async def test_a_pool_has_at_most_its_limit(world: World) -> None:
-    """The answer says what will be; nothing more is started."""
-    assert (await scale(world, 9, role=Role.PREFILL)).workers_wanted == 4
-    pools = await world.connector.pools(timeout_s=PATIENCE_S)
+async def test_a_pool_has_at_most_its_limit(setup: ConnectorSetup) -> None:
+    """`scale` returns the size that the limit allows, and starts no more workers."""
+    assert (await scale(setup, 9, role=Role.PREFILL)).workers_wanted == 4
+    pools = await setup.connector.pools(timeout_s=PATIENCE_S)
     assert [(pool.workers_wanted, pool.workers_max) for pool in pools if pool.role is Role.PREFILL] == [(4, 4)]
 
 
-async def test_a_leader_of_the_past_changes_nothing(world: World) -> None:
-    """A token older than the newest one is refused."""
-    await scale(world, 2, token=7)
+async def test_an_old_leader_changes_nothing(setup: ConnectorSetup) -> None:
+    """A fencing token older than the newest one is refused."""
+    await scale(setup, 2, token=7)
     with pytest.raises(UnsupportedError, match="fencing"):
-        await scale(world, 5, token=6)
-    assert (await decode_pool(world)).workers_wanted == 2
+        await scale(setup, 5, token=6)
+    assert (await decode_pool(setup)).workers_wanted == 2
 
 
-async def test_a_pool_that_is_not_managed_is_named(world: World) -> None:
-    """Another model is an error, not a new pool."""
+async def test_a_pool_that_is_not_managed_is_named(setup: ConnectorSetup) -> None:
+    """Scaling an unknown model is an error and creates no pool. The connector does not support `flip`."""
     with pytest.raises(NotFoundError, match="other"):
-        await world.connector.scale(target(2, model="other"), fencing_token=1, timeout_s=PATIENCE_S)
+        await setup.connector.scale(target(2, model="other"), fencing_token=1, timeout_s=PATIENCE_S)
     with pytest.raises(UnsupportedError):
-        await world.connector.flip("w", Role.PREFILL, fencing_token=1, timeout_s=PATIENCE_S)
-    assert world.calls() == 0
+        await setup.connector.flip("w", Role.PREFILL, fencing_token=1, timeout_s=PATIENCE_S)
+    assert setup.calls() == 0
 
 
-async def test_a_slow_orchestrator_ends_a_call_in_time(world: World) -> None:
-    """Every call ends with a DeadlineError; a later one works again as soon as the orchestrator does."""
-    world.hang()
+async def test_calls_to_a_hanging_orchestrator_time_out(setup: ConnectorSetup) -> None:
+    """Calls raise DeadlineError at their timeout, and change nothing."""
+    setup.hang()
     calls: list[Awaitable[object]] = [
-        world.connector.pools(timeout_s=0.3),
-        world.connector.scale(target(3), fencing_token=1, timeout_s=0.3),
+        setup.connector.pools(timeout_s=0.3),
+        setup.connector.scale(target(3), fencing_token=1, timeout_s=0.3),
     ]
     for call in calls:
         with pytest.raises(DeadlineError):
             await call
-    assert world.calls() == 0
+    assert setup.calls() == 0
 
 
-async def test_a_failing_orchestrator_is_a_mesh_error(world: World) -> None:
-    """The reason is in the message; nothing was changed."""
-    world.fail()
-    for call in (world.connector.pools(timeout_s=PATIENCE_S), scale(world, 3)):
+async def test_a_failing_orchestrator_is_a_mesh_error(setup: ConnectorSetup) -> None:
+    """The error contains the reason, and nothing was changed."""
+    setup.fail()
+    for call in (setup.connector.pools(timeout_s=PATIENCE_S), scale(setup, 3)):
         with pytest.raises(UnavailableError) as caught:
             await call
         assert "not found" in caught.value.message or "500" in caught.value.message
-    assert world.calls() == 0
+    assert setup.calls() == 0
 
 
 @pytest.mark.parametrize(
     "entries", [(), ("m/prefill",), ("m/router=x",), ("m/decode=a:b",), ("m/decode=-a",), ("m/decode=a", "m/decode=b")]
 )
 def test_malformed_pools_are_refused(entries: tuple[str, ...]) -> None:
-    """The error names the setting; a unit cannot pass for a flag of the command."""
+    """The error names the setting. A unit cannot be mistaken for a flag of the command."""
     with pytest.raises(InvalidRequestError) as caught:
         read_pools(entries, field="pools")
     assert caught.value.field == "pools"
 
 
 def test_workloads_of_kubernetes() -> None:
-    """A name alone is a Deployment; kinds without a scale subresource are refused."""
+    """A name without a kind is a Deployment. Kinds without a scale subresource are refused."""
     assert kind_and_name("a") == ("deployment", "a")
     assert kind_and_name("StatefulSet/a") == ("statefulset", "a")
     for unit in ("pod/a", "deployment/"):
@@ -312,7 +313,7 @@ def test_workloads_of_kubernetes() -> None:
 
 
 async def test_without_the_command_of_compose(tmp_path: Path) -> None:
-    """A machine without docker is an error that says so."""
+    """If docker is not installed, the error says that the command cannot be started."""
     orchestrator = ComposeOrchestrator(ComposeSettings(command=(str(tmp_path / "none"), "compose")))
     with pytest.raises(UnavailableError, match="cannot be started"):
         await orchestrator.sizes("decode")

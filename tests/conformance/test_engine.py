@@ -1,6 +1,6 @@
-"""What every engine promises (`kvmesh.engines.base`), on each engine that can run here.
+"""What every engine guarantees (`kvmesh.engines.base`), on each engine that can run here.
 
-The reference for tokens is the same kind of engine, alone, computing the prompt itself.
+The reference for tokens is an engine of the same kind that runs alone and computes the prompt itself.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 ACCOUNTING = ("simulated", "vllm")
 """Engines that count the blocks of their requests and handles."""
 LONG_ANSWER = 1200
-"""Tokens of an answer that a cancel must meet. On a busy machine an engine may run ahead until its output buffer is full (256 steps of vLLM)."""
+"""Length of answers that tests cancel. On a busy machine an engine may run ahead until its output buffer is full (256 steps of vLLM)."""
 SINGLE_TOKENS: list[dict[str, Any]] = [
     {},
     {"logprobs": 3},
@@ -47,7 +47,7 @@ CONTINUED: list[tuple[str, dict[str, Any]]] = [
     ("continued_penalties", {"repetition_penalty": 1.5, "presence_penalty": 0.5}),
     ("continued_seed", {"temperature": 1.0, "seed": 11, "top_p": 0.9}),
 ]
-"""The feature that each needs, and sampling whose next token depends on how many and which tokens were output before."""
+"""The feature that each case needs, and sampling whose next token depends on the number and values of the previous output tokens."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=CASES)
@@ -57,14 +57,15 @@ async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
 
 
 @pytest.fixture(autouse=True)
-def orderly(fleet: Fleet) -> AsyncIterator[None]:
-    """Invariants 1 and 2 hold in every test: one finish per leg, no token after it, nothing for keys that are not live."""
+def ordering_rules(fleet: Fleet) -> AsyncIterator[None]:
+    """Checks invariants 1 and 2 after every test: one finish per leg, no token after it, and no output for keys that are not live."""
     yield
     fleet.check()
 
 
 async def recomputed_or_refused(driver: EngineDriver, generation: Generation, handle: KvHandle) -> Record | None:
-    """Invariant 4's two ways of not reading a handle; the record of the first."""
+    """Accepts both ways in which invariant 4 allows an engine not to read a handle. Returns the record if it recomputed the prompt, else
+    None."""
     try:
         record = driver.submit(generation, handle=handle)
     except KvLostError:
@@ -87,7 +88,7 @@ class TestTokens:
     @pytest.mark.proves("disaggregation")
     @pytest.mark.parametrize("blocks", [0.1, 1, 1.5, 3, 9.3])
     async def test_handed_off_prompt_gives_the_same_tokens(self, fleet: Fleet, blocks: float) -> None:
-        """Greedy output is the same with a local prompt and with one that came from another engine."""
+        """Greedy output is the same with a prompt computed locally and with one computed by another engine."""
         generation = fleet.greedy(blocks)
         expected = await fleet.alone.run(generation)
         record = await fleet.hand_over(generation)
@@ -99,7 +100,7 @@ class TestTokens:
 
     @pytest.mark.proves("continuation")
     async def test_continuation_gives_the_same_tokens(self, fleet: Fleet) -> None:
-        """With tokens emitted elsewhere, only the rest comes, and `max_tokens` counts the whole answer."""
+        """With tokens emitted by another engine, the engine returns only the rest, and `max_tokens` counts the whole answer."""
         generation = fleet.greedy(2.4, max_tokens=20)
         whole = (await fleet.alone.run(generation)).tokens
         for done in (1, 7, 19):
@@ -116,9 +117,9 @@ class TestTokens:
     async def test_a_continuation_depends_on_all_output(
         self, fleet: Fleet, feature: str, sampling: dict[str, Any]
     ) -> None:
-        """Emitted tokens count as output, on an engine that computes the prompt and on one that gets it handed over.
+        """Emitted tokens count as output, on an engine that computes the prompt and on one that pulls it.
 
-        An engine that cannot do that refuses the leg and names the field.
+        An engine without the feature refuses the leg and names the field.
         """
         for name in sampling:
             if reason := fleet.case.uncontinued.get(name):
@@ -137,13 +138,13 @@ class TestTokens:
                 assert record.tokens == whole.tokens[done:], done
                 assert len(record.logprobs) == len(whole.logprobs[done:])
                 for entry, expected in zip(record.logprobs, whole.logprobs[done:], strict=True):
-                    # A prompt and single tokens are computed by other sums.
+                    # The kernels for prompts and for single tokens sum in different orders.
                     assert entry.logprob == pytest.approx(expected.logprob, abs=1e-3)
                     assert [i for i, _ in entry.alternatives] == [i for i, _ in expected.alternatives]
                 assert record.done.reason is whole.done.reason
 
     async def test_continuation_by_handoff_gives_the_same_tokens(self, fleet: Fleet) -> None:
-        """Both legs of a continuation see the emitted tokens."""
+        """Both legs of a continuation use the emitted tokens."""
         generation = fleet.greedy(2.4, max_tokens=20)
         whole = (await fleet.alone.run(generation)).tokens
         rest = replace(generation, emitted_token_ids=whole[:9])
@@ -152,7 +153,7 @@ class TestTokens:
         assert not record.done.was_recomputed
 
     async def test_many_at_once(self, fleet: Fleet) -> None:
-        """More requests than run at once, local and handed off mixed, give what each gives alone."""
+        """With more requests than run at once, some of them handed off, each gives the same tokens as alone."""
         generations = [fleet.greedy(0.3 + 0.7 * i, max_tokens=3 + 2 * i) for i in range(12)]
         expected = [(await fleet.alone.run(generation)).tokens for generation in generations]
         records = await asyncio.gather(
@@ -161,7 +162,7 @@ class TestTokens:
         assert [record.tokens for record in records] == expected
 
     async def test_max_tokens_one(self, fleet: Fleet) -> None:
-        """One token and its finish."""
+        """A request for one token gets one token and a finish."""
         record = await fleet.alone.run(fleet.greedy(1.2, max_tokens=1))
         assert len(record.tokens) == 1
         assert record.done.reason is FinishReason.LENGTH
@@ -169,7 +170,7 @@ class TestTokens:
 
     @pytest.mark.parametrize("sampling", SINGLE_TOKENS, ids=lambda sampling: "-".join(sampling) or "greedy")
     async def test_a_prefill_engine_answers_a_single_token(self, fleet: Fleet, sampling: dict[str, Any]) -> None:
-        """What both legs give, from one engine: no lease is left of it, no block is held, and the prompt is cached."""
+        """A prefill engine gives the same single token as both legs do. It leaves no lease and no used block, and caches the prompt."""
         skip_rendezvous(fleet, "its prefill engines do not generate")
         generation = fleet.greedy(2.4, max_tokens=1, **sampling)
         record = await fleet.prefill.run(generation)
@@ -187,7 +188,7 @@ class TestTokens:
         assert fleet.prefill.engine.load().kv_blocks_leased == 0
 
     async def test_a_single_token_may_be_a_stop_token(self, fleet: Fleet) -> None:
-        """It is then named, unless `min_tokens` forbids it."""
+        """The finish names the stop token, unless `min_tokens` forbids it."""
         skip_rendezvous(fleet, "its prefill engines do not generate")
         generation = fleet.greedy(1.3, max_tokens=1)
         token_id = (await fleet.prefill.run(generation)).tokens[0]
@@ -201,14 +202,14 @@ class TestTokens:
             assert record.done.stop_token_id == legs.done.stop_token_id == (None if min_tokens else token_id)
 
     async def test_the_token_after_emitted_ones(self, fleet: Fleet) -> None:
-        """A continuation of which one token is missing."""
+        """A prefill engine answers a continuation that lacks only one token."""
         skip_rendezvous(fleet, "its prefill engines do not generate")
         generation = fleet.greedy(2.4, max_tokens=8)
         whole = (await fleet.alone.run(generation)).tokens
         assert (await fleet.prefill.run(replace(generation, emitted_token_ids=whole[:7]))).tokens == whole[7:]
 
     async def test_stop_token_ends_the_answer(self, fleet: Fleet) -> None:
-        """The answer ends with the first stop token, which is named."""
+        """The answer ends with the first stop token, and the finish names it."""
         generation = fleet.greedy(1.3, max_tokens=16)
         whole = (await fleet.alone.run(generation)).tokens
         stop = whole[5]
@@ -228,7 +229,7 @@ class TestTokens:
 
     @pytest.mark.proves("logprobs")
     async def test_logprobs(self, fleet: Fleet) -> None:
-        """One log-probability per token, with the alternatives asked for, the best first; none when not asked."""
+        """Each token has a log-probability, with the requested number of alternatives, the best first. Without the parameter there are none."""
         asked = await fleet.alone.run(fleet.greedy(1.3, max_tokens=6, logprobs=3))
         assert len(asked.logprobs) == len(asked.tokens) == 6
         for token, logprob in zip(asked.tokens, asked.logprobs, strict=True):
@@ -241,8 +242,8 @@ class TestTokens:
 
     @pytest.mark.proves("prompt_logprobs")
     async def test_prompt_logprobs(self, fleet: Fleet) -> None:
-        """One per prompt token from the second on, before the first token; the same for a prompt that is cached, and none
-        for a leg that continues."""
+        """Each prompt token from the second on has an entry before the first output token. A cached prompt gets the same entries, and a
+        continuation none."""
         generation = fleet.greedy(3.4, max_tokens=3, prompt_logprobs=2)
         first, again = await fleet.alone.run(generation), await fleet.alone.run(generation)
         assert len(first.prompt_logprobs) == len(generation.token_ids) - 1
@@ -254,7 +255,7 @@ class TestTokens:
 
     @pytest.mark.proves("embeddings")
     async def test_embeddings(self, fleet: Fleet) -> None:
-        """Unit vectors, the same for the same tokens, blocks freed; engines without them refuse the leg."""
+        """Embeddings are unit vectors, the same for the same tokens. Engines without them refuse the leg."""
         generation = fleet.greedy(2.5)
         if "embeddings" not in fleet.alone.engine.describe().capabilities.features:
             with pytest.raises(UnsupportedError):
@@ -270,7 +271,7 @@ class TestTokens:
 
 class TestUsage:
     async def test_usage_of_a_local_prompt(self, fleet: Fleet) -> None:
-        """Prompt and output are counted; the second time, full blocks come from the cache."""
+        """Usage counts prompt and output tokens. When the request repeats, full blocks come from the cache."""
         generation = fleet.greedy(4.5)
         first = (await fleet.alone.run(generation)).done.usage
         again = (await fleet.alone.run(generation)).done.usage
@@ -281,7 +282,7 @@ class TestUsage:
         assert first.transferred_tokens == again.transferred_tokens == 0
 
     async def test_load_counts_what_was_done(self, fleet: Fleet) -> None:
-        """The totals of the load record move by what a request took, and nothing runs or waits afterwards."""
+        """A request increases the totals of the load record by its usage, and nothing runs or waits afterwards."""
         generation = fleet.greedy(3.5)
         # A leg of an earlier test may still be in transfer.
         await fleet.decode.wait_blocks(0, fleet.case.free_s)
@@ -295,7 +296,7 @@ class TestUsage:
         assert after.step > before.step
 
     async def test_description(self, fleet: Fleet) -> None:
-        """Engines of one kind fit together, and the description says what the load says."""
+        """Engines of one kind are compatible, and the description agrees with the load record."""
         prefill, decode = fleet.prefill.engine.describe(), fleet.decode.engine.describe()
         assert prefill.kv_compatibility_hash == decode.kv_compatibility_hash != ""
         assert (prefill.role, decode.role) == (Role.PREFILL, Role.DECODE)
@@ -307,7 +308,7 @@ class TestUsage:
 class TestCache:
     @pytest.mark.proves("kv_events")
     async def test_events_name_the_prompt_by_mesh_hashes(self, fleet: Fleet) -> None:
-        """Invariant 6: replayed events hold the prompt's full blocks under the names that frontends compute."""
+        """Invariant 6: the replayed events contain the prompt's full blocks under the hashes that frontends compute."""
         plain = fleet.greedy(3.5)
         salted = replace(fleet.greedy(2.5), cache_salt="tenant")
         await fleet.alone.run(plain)
@@ -319,7 +320,7 @@ class TestCache:
 
     @pytest.mark.proves("tenant_salt")
     async def test_salt_separates_tenants(self, fleet: Fleet) -> None:
-        """A tenant does not find another's blocks, and gets the same tokens all the same."""
+        """A tenant does not use another tenant's cached blocks, and gets the same tokens."""
         generation = fleet.greedy(3.5)
         first = await fleet.alone.run(replace(generation, cache_salt="a"))
         other = await fleet.alone.run(replace(generation, cache_salt="b"))
@@ -327,14 +328,14 @@ class TestCache:
         assert other.tokens == first.tokens
 
     async def test_pulled_blocks_are_cached_on_the_reader(self, fleet: Fleet) -> None:
-        """Invariant 6 for blocks that came from another engine."""
+        """Invariant 6 for blocks that were pulled from another engine."""
         generation = fleet.greedy(3.5)
         await fleet.hand_over(generation)
         await fleet.decode.wait_cached(block_hashes(generation.token_ids, fleet.block_size))
 
     @pytest.mark.proves("kv_events")
-    async def test_eviction_is_told(self, fleet: Fleet) -> None:
-        """Invariant 6: when more prompts come than blocks hold, the replayed set stays within the pool."""
+    async def test_evictions_are_reported(self, fleet: Fleet) -> None:
+        """Invariant 6: with more prompts than the pool can hold, the blocks of the replayed events stay within the pool."""
         driver = await fleet.another(Role.DECODE)
         description = driver.engine.describe()
         blocks = min(description.kv_blocks_total // 4, description.model.context_tokens_max // fleet.block_size // 2)
@@ -352,9 +353,10 @@ class TestCache:
 
     @pytest.mark.proves("reset_cache")
     async def test_reset_cache(self, fleet: Fleet) -> None:
-        """Nothing is cached afterwards, and the events say so; with a request running nothing is done.
+        """After a reset nothing is cached, and the events report it. While a request runs, the reset does nothing.
 
-        An engine that cannot says so."""
+        An engine without the feature raises UnsupportedError.
+        """
         if "reset_cache" not in fleet.alone.engine.describe().capabilities.features:
             with pytest.raises(UnsupportedError):
                 await fleet.alone.engine.reset_cache()
@@ -376,7 +378,7 @@ class TestCache:
 class TestCancel:
     @pytest.mark.proves("cancellation")
     async def test_decoding(self, fleet: Fleet) -> None:
-        """Invariant 3 while tokens flow: CANCELLED comes, blocks are free."""
+        """Invariant 3 during decoding: the leg finishes as CANCELLED, and its blocks are free."""
         record = await fleet.alone.wait_tokens(fleet.alone.submit(fleet.greedy(3, max_tokens=LONG_ANSWER)), 3)
         fleet.alone.engine.cancel_nowait(record.key)
         await fleet.alone.wait_blocks(0, fleet.case.free_s)
@@ -385,7 +387,7 @@ class TestCancel:
 
     @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8])
     async def test_waiting_or_computing_the_prompt(self, fleet: Fleet, turns: int) -> None:
-        """Invariant 3 before the first token, at several moments; a prefill leg leaves no lease."""
+        """Invariant 3 before the first token, at several moments. A prefill leg leaves no lease."""
         for driver, submit in ((fleet.alone, fleet.alone.submit), (fleet.prefill, fleet.submit_prefill)):
             leased = driver.engine.load().kv_blocks_leased
             record = submit(fleet.greedy(12, max_tokens=LONG_ANSWER))
@@ -401,7 +403,7 @@ class TestCancel:
     @pytest.mark.proves("cancellation")
     @pytest.mark.parametrize("turns", [0, 1, 2, 4, 8, 16])
     async def test_pulling(self, fleet: Fleet, turns: int) -> None:
-        """Invariant 3 around a pull, at several moments: blocks are free on both sides."""
+        """Invariant 3 around a pull, at several moments: the blocks are free on both engines."""
         generation = fleet.greedy(6, max_tokens=LONG_ANSWER)
         await fleet.prefill.wait_blocks(0, fleet.case.timeout_s)
         prefill, record = await fleet.begin(generation)
@@ -417,20 +419,20 @@ class TestCancel:
         await fleet.prefill.wait(prefill)
         await fleet.prefill.wait_blocks(0, fleet.case.free_s)
 
-    async def test_the_waiting_ones_behind_a_full_batch(self, fleet: Fleet) -> None:
-        """Cancelling everything, running and waiting, frees everything."""
+    async def test_requests_waiting_behind_a_full_batch(self, fleet: Fleet) -> None:
+        """Cancelling all requests, running and waiting, frees all blocks."""
         records = [fleet.alone.submit(fleet.greedy(2, max_tokens=300)) for _ in range(16)]
         await fleet.alone.wait_tokens(records[0], 2)
         for record in records:
             fleet.alone.engine.cancel_nowait(record.key)
         reasons = [(await fleet.alone.wait(record)).done.reason for record in records]
-        # On a busy machine the first ones may end by themselves before the cancel comes.
+        # On a busy machine the first requests may finish before the cancel arrives.
         assert set(reasons) <= {FinishReason.CANCELLED, FinishReason.LENGTH}
         assert reasons[-1] is FinishReason.CANCELLED
         await fleet.alone.wait_blocks(0, fleet.case.free_s)
 
     async def test_unknown_key(self, fleet: Fleet) -> None:
-        """Ignored, since the finish may have crossed."""
+        """A cancel of an unknown key is ignored, because it may cross with the finish."""
         record = await fleet.alone.run(fleet.greedy(1))
         fleet.alone.engine.cancel_nowait(record.key)
         fleet.alone.engine.cancel_nowait(10**9)
@@ -443,7 +445,7 @@ class TestHandles:
         skip_rendezvous(fleet, "it has no handles")
 
     async def test_pull_frees_the_source(self, fleet: Fleet) -> None:
-        """Invariant 5: blocks are leased until pulled."""
+        """Invariant 5: blocks are leased until they are pulled."""
         generation = fleet.greedy(5)
         await fleet.prefill.wait_blocks(0, fleet.case.timeout_s)
         handle = await fleet.prefill.prefill(generation)
@@ -457,14 +459,14 @@ class TestHandles:
         assert fleet.prefill.engine.leased_handles() == 0
 
     async def test_held_blocks_are_those_of_the_handle(self, fleet: Fleet) -> None:
-        """The count by holders finds a handle's blocks, and that no other block is in use."""
+        """`kv_blocks_held` counts a handle's blocks, and no other block is in use."""
         if fleet.prefill.engine.describe().capabilities.engine not in ACCOUNTING:
             pytest.skip("it does not show the owners of its blocks")
         await fleet.prefill.wait_blocks(0, fleet.case.timeout_s)
         handle = await fleet.prefill.prefill(fleet.greedy(5))
         async with asyncio.timeout(fleet.case.timeout_s):
             while not (load := fleet.prefill.engine.load()).kv_blocks_held:
-                # An engine counts once a second, in a step or when somebody asks.
+                # Engines count the blocks once a second, in a step or when the load is read.
                 await asyncio.sleep(0.05)
         assert load.kv_blocks_held == load.kv_blocks_used >= 5 and load.kv_blocks_unaccounted == 0
         fleet.prefill.engine.release_nowait(handle.handle_id)
@@ -472,7 +474,7 @@ class TestHandles:
         assert fleet.prefill.engine.load().kv_blocks_unaccounted == 0
 
     async def test_release_frees_the_source(self, fleet: Fleet) -> None:
-        """Invariant 5: a released handle's blocks are free; a second release says that there is none."""
+        """Invariant 5: a release frees the handle's blocks. A second release returns False."""
         await fleet.prefill.wait_blocks(0, fleet.case.timeout_s)
         handle = await fleet.prefill.prefill(fleet.greedy(5))
         assert fleet.prefill.engine.release_nowait(handle.handle_id) is True
@@ -481,7 +483,7 @@ class TestHandles:
         assert fleet.prefill.engine.release_nowait("unknown") is False
 
     async def test_expiry_frees_the_source_and_the_reader_recomputes(self, fleet: Fleet) -> None:
-        """Invariants 4 and 5: nobody pulls in time, blocks are free, and a late reader computes the prompt itself."""
+        """Invariants 4 and 5: without a pull the lease expires and the blocks are free. A late reader computes the prompt itself."""
         generation = fleet.greedy(5)
         source = await fleet.another(Role.PREFILL, lease_s=1.0)
         handle = await source.prefill(generation)
@@ -493,7 +495,7 @@ class TestHandles:
 
     @pytest.mark.proves("recompute")
     async def test_foreign_compatibility_hash(self, fleet: Fleet) -> None:
-        """Invariant 4: KV of another kind is never read."""
+        """Invariant 4: KV with another compatibility hash is never read."""
         generation = fleet.greedy(3)
         handle = replace(await fleet.prefill.prefill(generation), compatibility_hash="0" * 16)
         if record := await recomputed_or_refused(fleet.decode, generation, handle):
@@ -502,7 +504,7 @@ class TestHandles:
 
     @pytest.mark.parametrize("payload", [b"", b"\x00" * 40, b"{}", b"\xff" * 4000])
     async def test_damaged_payload(self, fleet: Fleet, payload: bytes) -> None:
-        """Invariant 4: a payload that is not one is refused or recomputed, and the engine lives on."""
+        """Invariant 4: a malformed payload is refused or the prompt recomputed, and the engine keeps running."""
         generation = fleet.greedy(3)
         handle = await fleet.prefill.prefill(generation)
         await recomputed_or_refused(fleet.decode, generation, replace(handle, payload=payload))
@@ -511,7 +513,7 @@ class TestHandles:
 
     @pytest.mark.proves("recompute")
     async def test_dead_source(self, fleet: Fleet) -> None:
-        """Invariant 4: the engine that made the handle is gone (so is its epoch); the prompt is computed here."""
+        """Invariant 4: if the engine that made the handle has closed, the reader computes the prompt."""
         generation = fleet.greedy(5)
         source = await fleet.another(Role.PREFILL)
         handle = await source.prefill(generation)
@@ -521,7 +523,7 @@ class TestHandles:
         await fleet.decode.wait_blocks(0, fleet.case.free_s)
 
     async def test_released_handle(self, fleet: Fleet) -> None:
-        """Blocks that were freed and reused for other prompts do not become another prompt's answer."""
+        """Blocks that were freed and reused for other prompts never become part of another prompt's answer."""
         generation = fleet.greedy(5)
         handle = await fleet.prefill.prefill(generation)
         fleet.prefill.engine.release_nowait(handle.handle_id)
@@ -531,7 +533,7 @@ class TestHandles:
 
 class TestRefusals:
     async def test_context_overflow(self, fleet: Fleet) -> None:
-        """A prompt that leaves no room for a token is refused, and nothing of it stays."""
+        """A prompt that leaves no room for an output token is refused, and leaves no state."""
         limit = fleet.alone.engine.describe().model.context_tokens_max
         with pytest.raises(InvalidRequestError) as caught:
             fleet.alone.submit(fleet.greedy(limit / fleet.block_size + 1))
@@ -540,26 +542,26 @@ class TestRefusals:
         assert load.waiting_requests == load.running_requests == 0
 
     async def test_token_outside_the_vocabulary(self, fleet: Fleet) -> None:
-        """Refused by name."""
+        """Tokens outside the vocabulary and empty prompts are refused."""
         top = fleet.alone.engine.describe().model.vocabulary_size
         for tokens in ([top], [-1], []):
             with pytest.raises(InvalidRequestError):
                 fleet.alone.submit(replace(fleet.greedy(1), token_ids=tokens))
 
     async def test_unknown_adapter(self, fleet: Fleet) -> None:
-        """NotFoundError at submit, or UnsupportedError where the engine has no adapters."""
+        """Submitting raises NotFoundError, or UnsupportedError if the engine has no adapters."""
         with pytest.raises((NotFoundError, UnsupportedError)):
             fleet.alone.submit(replace(fleet.greedy(1), adapter="nobody"))
         await fleet.alone.run(fleet.greedy(1))
 
     async def test_answer_that_is_complete_already(self, fleet: Fleet) -> None:
-        """Nothing can follow `max_tokens` emitted tokens."""
+        """A continuation that already has `max_tokens` tokens is refused."""
         generation = fleet.greedy(1, max_tokens=3)
         with pytest.raises(InvalidRequestError):
             fleet.alone.submit(replace(generation, emitted_token_ids=fleet.prompt(3 / fleet.block_size)))
 
     async def test_full_queue(self, fleet: Fleet) -> None:
-        """Beyond running and waiting limits submissions are refused with a time to come back; the accepted ones end well."""
+        """Beyond the limits of running and waiting requests, submissions are refused with a time to retry. The accepted ones finish."""
         driver = await fleet.another(Role.DECODE, running_requests_max=2, waiting_requests_max=3)
         records: list[Record] = []
         with pytest.raises(OverloadedError) as caught:  # noqa: PT012 (the loop ends by the error)
@@ -574,7 +576,7 @@ class TestRefusals:
 
     @pytest.mark.proves("sleep")
     async def test_asleep(self, fleet: Fleet) -> None:
-        """An engine that can sleep refuses while asleep and serves again after waking."""
+        """An engine that can sleep refuses submissions while asleep, and serves again after waking."""
         if "sleep" not in fleet.alone.engine.describe().capabilities.features:
             with pytest.raises(UnsupportedError):
                 await fleet.alone.engine.sleep(1)
@@ -589,7 +591,7 @@ class TestRefusals:
 class TestAdmin:
     @pytest.mark.proves("lora")
     async def test_adapters(self, fleet: Fleet) -> None:
-        """A loaded adapter has a cache of its own and is listed; unloading is idempotent."""
+        """A loaded adapter has its own cache and is listed. Unloading is idempotent."""
         engine = fleet.alone.engine
         if not fleet.case.adapter:
             with pytest.raises(MeshError):
@@ -609,7 +611,7 @@ class TestAdmin:
 
     @pytest.mark.proves("role_change")
     async def test_set_role(self, fleet: Fleet) -> None:
-        """An engine that can take both roles does the other one's work; one that cannot says so."""
+        """An engine that supports both roles works in the other role after `set_role`. Other engines raise UnsupportedError."""
         driver = await fleet.another(Role.PREFILL)
         if Role.DECODE not in driver.engine.describe().capabilities.roles:
             with pytest.raises(UnsupportedError):
@@ -623,7 +625,8 @@ class TestAdmin:
         await driver.aclose()
 
     async def test_close_finishes_everything(self, fleet: Fleet) -> None:
-        """Running and waiting legs finish as CANCELLED, both streams end, closing again does nothing, submitting is refused."""
+        """Closing finishes running and waiting legs as CANCELLED and ends both streams. Closing again does nothing, and submitting is
+        refused."""
         driver = await fleet.another(Role.DECODE, running_requests_max=2)
         records = [driver.submit(fleet.greedy(2, max_tokens=500)) for _ in range(6)]
         await driver.wait_tokens(records[0], 1)

@@ -1,4 +1,4 @@
-"""Every flag of the table exists in its engine's own server: a flag that an engine renames fails here."""
+"""Every flag of the table exists in its engine's own server, so that a flag renamed by an engine fails here."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ for action in make_arg_parser(FlexibleArgumentParser())._actions:
 
 
 def parser_flags(python: str, code: str) -> dict[str, str]:
-    """Each flag of a parser, with its kind. The parser is made in a process of its own, since its engine is heavy."""
+    """Returns each flag of a parser with its kind. Creates the parser in another process, because importing the engine is expensive."""
     ran = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
     lines = [line.split() for line in ran.stdout.splitlines() if line.startswith("flag ")]
@@ -32,12 +32,12 @@ def parser_flags(python: str, code: str) -> dict[str, str]:
 
 
 def subjects(engine: str) -> list[tuple[str, Subject]]:
-    """Each name of an engine in the table, with its entry."""
+    """Returns each name of an engine in the table, with its entry."""
     return [(name, each) for each in load_table() for name in (*each.engines[engine].flag, *each.engines[engine].off)]
 
 
 def check_flags(engine: str, flags: dict[str, str]) -> None:
-    """Each name exists, and takes a value where the table says so."""
+    """Fails if a name does not exist, or takes no value where the table says that it does."""
     names = subjects(engine)
     assert [name for name, _ in names if name not in flags] == []
     assert [name for name, each in names if (each.kind == "switch") != (flags[name] == "switch")] == []
@@ -49,25 +49,25 @@ def test_flags_of_vllm_exist():
 
 
 def published(name: str) -> set[str]:
-    """The names in a list of published ones."""
+    """Returns the names in a list of published ones."""
     lines = [line for line in (PUBLISHED / name).read_text().splitlines() if not line.startswith("#")]
     return {name for line in lines for name in line.split()}
 
 
 def test_flags_of_tensorrt_llm_are_published():
-    """The model is the first argument there, which the table writes as a flag."""
+    """The published list has all flags of the table except the model, which the server takes as its first argument."""
     names = {name for name, _ in subjects("trtllm")}
     assert names - {MODEL_FLAGS["trtllm"]} <= published("trtllm_serve_flags.txt")
 
 
 def test_keys_of_tensorrt_llm_are_published():
-    """Keys of its configuration file, in the table."""
+    """The published list has all keys of the configuration file that the table names."""
     keys = {each.engines["trtllm"].config for each in load_table()} - {""}
     assert keys and keys <= published("trtllm_config_keys.txt")
 
 
 def test_arguments_of_the_tensorrt_llm_adapter_are_published():
-    """All that the adapter ever gives the engine, and all that it refuses to pass through. Unknown ones would end its start."""
+    """The published list has all arguments that the adapter passes or refuses to pass through. The engine does not start with unknown ones."""
     every = TrtllmSettings(
         model="any",
         revision="1",
@@ -90,5 +90,5 @@ def test_arguments_of_the_tensorrt_llm_adapter_are_published():
 
 @pytest.mark.parametrize("engine", ["vllm", "trtllm"])
 def test_the_model_flag_is_in_the_table(engine):
-    """The first argument of these servers is read as that flag."""
+    """The table has the flag that stands for the first argument of these servers."""
     assert MODEL_FLAGS[engine] in [name for name, _ in subjects(engine)]

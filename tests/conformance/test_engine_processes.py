@@ -1,4 +1,4 @@
-"""KV between two processes over real NIXL: what one process alone would hide."""
+"""KV between two processes over real NIXL, for problems that do not occur within one process."""
 
 import asyncio
 import base64
@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 
 
 class PrefillProcess:
-    """The other process."""
+    """A process with a simulated prefill engine."""
 
     async def start(self) -> "PrefillProcess":
         self._process = await asyncio.create_subprocess_exec(
@@ -69,8 +69,8 @@ async def decode() -> AsyncIterator[EngineDriver]:
     await driver.aclose()
 
 
-async def test_prompts_come_over(other: PrefillProcess, decode: EngineDriver) -> None:
-    """Tokens from another process's KV are those of a local prompt, and the source's blocks are freed by the reader's word."""
+async def test_prompts_are_pulled_from_another_process(other: PrefillProcess, decode: EngineDriver) -> None:
+    """KV pulled from another process gives the same tokens as a local prompt. The reader's message then frees the source's blocks."""
     for length in (1, 16, 100, 1000):
         generation = greedy("demo", [length + i for i in range(length)])
         record = await decode.run(generation, handle=await other.prefill(list(generation.token_ids)))
@@ -83,7 +83,7 @@ async def test_prompts_come_over(other: PrefillProcess, decode: EngineDriver) ->
 
 
 async def test_transports_over_tcp() -> None:
-    """The transports' suite where processes cannot read each other's memory: without CMA, everything goes over TCP."""
+    """Runs the suite of the transports over TCP, as where processes cannot read each other's memory (CMA)."""
     require_part("nixl")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pytest", "-q", "-k", "nixl", "tests/conformance/test_transport.py",
@@ -95,7 +95,7 @@ async def test_transports_over_tcp() -> None:
 
 
 async def test_killed_source(other: PrefillProcess, decode: EngineDriver) -> None:
-    """Killed after the handle was made, met before or not: the prompt is computed, soon."""
+    """If the source is killed after it made the handle, the reader soon computes the prompt itself."""
     generation = greedy("demo", list(range(100, 300)))
     handle = await other.prefill(list(generation.token_ids))
     other.signal(signal.SIGKILL)
@@ -106,9 +106,9 @@ async def test_killed_source(other: PrefillProcess, decode: EngineDriver) -> Non
 
 
 async def test_stopped_source(other: PrefillProcess, decode: EngineDriver) -> None:
-    """A source that hangs costs at most the pull's deadline; a cancel meanwhile ends the leg.
+    """A source that hangs delays the reader at most until the pull's deadline. A cancel meanwhile ends the leg.
 
-    Its blocks stay taken until the source goes on or dies, since the bytes that it was asked for arrive then.
+    The reader's blocks stay in use until the source continues or dies, because the requested bytes may still arrive.
     """
     generation = greedy("demo", list(range(100, 300)))
     handles = [await other.prefill(list(generation.token_ids)) for _ in range(2)]

@@ -145,7 +145,7 @@ async def test_a_slot_and_an_id_are_free_after_the_finish(rig: WorkerRig) -> Non
 
 
 async def test_a_slot_in_use_ends_the_stream(rig: WorkerRig) -> None:
-    """The second leg's finish would look like the first's, so the frontend's error ends the stream."""
+    """A second leg on a used slot ends the stream, because its finish could not be distinguished from the first one's."""
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.submit(1, tokens=4000)
     await frontend.send(submission(1, make_leg("other")))
@@ -165,7 +165,7 @@ async def test_cancels_follow_the_submissions_of_their_message(rig: WorkerRig) -
 
 @pytest.mark.parametrize("how", ["cancel", "half-close"])
 async def test_the_end_of_the_stream_frees_the_blocks(rig: WorkerRig, how: str) -> None:
-    """Rule 5, for both ways in which a frontend ends it."""
+    """Rule 5: legs are cancelled and their blocks freed, for both ways in which a frontend ends the stream."""
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.submit(1, 2, 3, tokens=4000)
     await frontend.read_until(lambda: len(frontend.tokens) == 3)
@@ -178,14 +178,14 @@ async def test_the_end_of_the_stream_frees_the_blocks(rig: WorkerRig, how: str) 
     await wait_until(lambda: rig.worker.statistics().links == 0, "no link is left")
 
 
-async def test_silence_is_broken(rig: WorkerRig) -> None:
-    """Rule 6: an idle stream has a frame per heartbeat."""
+async def test_an_idle_stream_has_heartbeats(rig: WorkerRig) -> None:
+    """Rule 6: an idle stream gets a frame per heartbeat."""
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.read_until(lambda: frontend.heartbeats == 2)
 
 
-async def test_a_stream_may_have_so_many_requests(kind: str) -> None:
-    """The worker enforces `submissions_max`. A rejected leg may run elsewhere."""
+async def test_requests_of_a_stream_are_limited(kind: str) -> None:
+    """The worker enforces `submissions_max`. A rejected leg may run on another stream."""
     async with running_worker(kind, settings=replace(WORKER, submissions_max=2)) as rig:
         frontend = await RawFrontend.attach(rig.channel)
         await frontend.submit(1, 2, 3, tokens=400)
@@ -196,8 +196,8 @@ async def test_a_stream_may_have_so_many_requests(kind: str) -> None:
         assert (await other.read_finishes(1))[1].reason == output_pb2.FINISH_REASON_LENGTH
 
 
-async def test_a_message_may_hold_so_many_submissions(rig: WorkerRig) -> None:
-    """The contract's limit is 1 024."""
+async def test_submissions_of_a_message_are_limited(rig: WorkerRig) -> None:
+    """A message with more than 1 024 submissions, the contract's limit, is rejected."""
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.send(*(pb.Submission(slot=slot) for slot in range(1025)))
     error = await frontend.read_to_end()
@@ -205,7 +205,7 @@ async def test_a_message_may_hold_so_many_submissions(rig: WorkerRig) -> None:
 
 
 async def test_an_engines_death_ends_all_streams(rig: WorkerRig) -> None:
-    """ABORTED at once on Attach; a watch ends with UNAVAILABLE, so that routers stop using the worker."""
+    """Attach ends with ABORTED. Watches end with UNAVAILABLE, so that routers stop using the worker. New streams are rejected."""
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.submit(1, tokens=4000)
     watch = WorkerServiceStub(rig.channel).WatchKv(worker_pb2.WatchKvRequest())
@@ -224,8 +224,9 @@ async def test_an_engines_death_ends_all_streams(rig: WorkerRig) -> None:
         await read_to_end(late)
 
 
-async def test_who_watches_an_idle_worker_hears_of_what_begins_and_ends(rig: WorkerRig) -> None:
-    """A load record arrives without waiting for the periodic one, which is a minute away here."""
+async def test_load_watchers_are_notified_of_changes(rig: WorkerRig) -> None:
+    """A load record arrives when a request starts or ends and when the worker drains, without waiting for the periodic record, which is a
+    minute away."""
     rig.worker.settings = replace(rig.worker.settings, load_interval_s=60.0)
     load = WorkerServiceStub(rig.channel).WatchLoad(worker_pb2.WatchLoadRequest())
     assert (await load.read()).load.running_requests == 0
@@ -265,8 +266,8 @@ async def _stops_with_open_streams(rig: WorkerRig) -> None:
 
 
 async def test_a_frontend_that_does_not_read_is_cut_off(kind: str) -> None:
-    """Its legs are cancelled and their blocks freed while it does not read; other frontends continue."""
-    # 1 ms a step: an engine without any pace outruns readers, too.
+    """The legs of a frontend that does not read are cancelled and their blocks freed. Other frontends continue."""
+    # Steps take 1 ms, because an engine without delays outruns every reader.
     engine = replace(SLOW, profile=StepProfile(base_s=0.001), context_tokens_max=100_000, kv_blocks=200_000)
     settings = replace(WORKER, link_buffer_frames=500)
     async with running_worker(kind, engine=engine, settings=settings) as rig:
@@ -288,7 +289,7 @@ async def test_a_frontend_that_does_not_read_is_cut_off(kind: str) -> None:
 
 
 async def test_a_link_carries_legs(rig: WorkerRig) -> None:
-    """Tokens, then one finish. A cancel is answered. Slots are reused."""
+    """Each leg gets its tokens and one finish. A cancelled leg finishes as cancelled, and its slot is reused."""
     links = links_to(rig)
     link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
     assert await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S) is link
@@ -308,8 +309,8 @@ async def test_a_link_carries_legs(rig: WorkerRig) -> None:
     assert all(len(sink.finishes) == 1 for sink in sinks)
 
 
-async def test_a_leg_that_cannot_be_written_leaves_nothing(rig: WorkerRig) -> None:
-    """It fails alone, whatever its fields are: half of it in the next message would take the slot of another leg and end the stream."""
+async def test_a_leg_that_cannot_be_encoded_leaves_no_trace(rig: WorkerRig) -> None:
+    """Only that leg fails, whatever its fields are. A partial leg in the next message would take another leg's slot and end the stream."""
     links = links_to(rig)
     link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
     before, after = Sink(), Sink()
@@ -335,7 +336,7 @@ async def test_a_link_that_ends_fails_its_legs_once(rig: WorkerRig, event: str) 
     sinks = [Sink() for _ in range(3)]
     for i, sink in enumerate(sinks):
         link.submit_nowait(make_leg(f"r{i}", tokens=4000), sink, timeout_s=30.0)
-    await wait_until(lambda: all(sink.tokens for sink in sinks), "all run")
+    await wait_until(lambda: all(sink.tokens for sink in sinks), "all legs run")
     if event == "death":
         rig.engine.inject(Die())
     elif event == "stop":
@@ -352,7 +353,7 @@ async def test_a_link_that_ends_fails_its_legs_once(rig: WorkerRig, event: str) 
 
 async def test_legs_beyond_one_message_and_their_cancels(kind: str) -> None:
     """1 024 long prompts at once: all are sent, and no cancel is sent before its submission."""
-    # The frontend's own work of a second must not look like the worker's silence.
+    # Encoding takes the frontend a second, which must not count as silence of the worker.
     async with running_worker(kind, settings=replace(WORKER, heartbeat_s=2.0)) as rig:
         links = links_to(rig)
         link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
@@ -369,7 +370,7 @@ async def test_legs_beyond_one_message_and_their_cancels(kind: str) -> None:
         await rig.wait_free()
 
 
-async def test_a_full_link_refuses_and_lives_on(kind: str) -> None:
+async def test_a_full_link_rejects_legs_and_stays_usable(kind: str) -> None:
     """A leg beyond `submissions_max` is rejected before it is sent. A finished leg makes room."""
     async with running_worker(kind, settings=replace(WORKER, submissions_max=2)) as rig:
         links = links_to(rig)
@@ -397,7 +398,7 @@ class ScriptedDecode(DecodeServiceServicer):
     """A worker that sends what the test specifies."""
 
     def __init__(self, heartbeat_s: float = 60.0, worker_id: str = "w1") -> None:
-        self.heard: list[pb.AttachRequest] = []
+        self.received: list[pb.AttachRequest] = []
         self.frames: asyncio.Queue[pb.StepFrame] = asyncio.Queue()
         self.attached = 0
         self._welcome = pb.Welcome(
@@ -409,7 +410,7 @@ class ScriptedDecode(DecodeServiceServicer):
         await anext(aiter(request_iterator))
         await context.write(pb.AttachResponse(welcome=self._welcome))
         reader = asyncio.create_task(self._read(request_iterator))
-        # The frames are those of the first stream.
+        # Only the first stream gets the frames.
         frames = self.frames if self.attached == 1 else asyncio.Queue[pb.StepFrame]()
         try:
             while True:
@@ -419,7 +420,7 @@ class ScriptedDecode(DecodeServiceServicer):
 
     async def _read(self, requests: Any) -> None:
         async for request in requests:
-            self.heard.append(request)
+            self.received.append(request)
 
 
 def finish_of(*slots: int) -> pb.StepFrame:
@@ -429,7 +430,7 @@ def finish_of(*slots: int) -> pb.StepFrame:
 
 
 async def test_a_cancel_that_crosses_does_not_hit_the_next_leg(kind: str) -> None:
-    """Slot 1 is cancelled, finishes, and is reused before anything is sent: the new leg is not cancelled."""
+    """Slot 1 is cancelled, finishes, and is reused before the link sends a message: the new leg is not cancelled."""
     scripted = ScriptedDecode()
     async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
         at,
@@ -441,19 +442,19 @@ async def test_a_cancel_that_crosses_does_not_hit_the_next_leg(kind: str) -> Non
         first, second, third = Sink(), Sink(), Sink()
         link.submit_nowait(make_leg("first"), first, timeout_s=30.0)
         cancel_second = link.submit_nowait(make_leg("second"), second, timeout_s=30.0)
-        await wait_until(lambda: len(scripted.heard) == 1, "both submitted")
+        await wait_until(lambda: len(scripted.received) == 1, "both submitted")
         first.then = cancel_second
         second.then = lambda: link.submit_nowait(make_leg("third"), third, timeout_s=30.0) and None
         scripted.frames.put_nowait(finish_of(0, 1))
-        await wait_until(lambda: len(scripted.heard) == 2, "the third is submitted")
-        sent = scripted.heard[1]
+        await wait_until(lambda: len(scripted.received) == 2, "the third is submitted")
+        sent = scripted.received[1]
         assert [submission.slot for submission in sent.submissions] == [1] and not sent.cancels
         await links.aclose()
 
 
 async def test_a_silent_worker_loses_legs_without_a_token_first(kind: str) -> None:
-    """They start elsewhere after three heartbeats. A leg with tokens waits for ten, and so does one with a constraint, which may be what
-    silences the worker."""
+    """Legs without a token are lost after three missed heartbeats, so that they can start elsewhere. A leg with tokens waits for ten. So does
+    a leg with a constraint, because the constraint may be what blocks the worker."""
     scripted = ScriptedDecode(heartbeat_s=0.1)
     async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
         at,
@@ -484,8 +485,8 @@ async def test_a_silent_worker_loses_legs_without_a_token_first(kind: str) -> No
         await links.aclose()
 
 
-async def test_a_worker_that_only_stalled_goes_on(kind: str) -> None:
-    """Legs with tokens continue, legs that were given up are cancelled there. New ones get a link of their own."""
+async def test_legs_continue_after_a_stall(kind: str) -> None:
+    """Legs with tokens continue after the stall, and legs that were given up are cancelled on the worker. New legs get a new link."""
     scripted = ScriptedDecode(heartbeat_s=0.2)
     async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
         at,
@@ -503,7 +504,9 @@ async def test_a_worker_that_only_stalled_goes_on(kind: str) -> None:
         scripted.frames.put_nowait(pb.StepFrame(step=2, slots=[0, 1], token_ids=[8, 9]))
         await wait_until(lambda: begun.tokens == [7, 8], "the other one goes on")
         assert await links.link(worker, Role.DECODE, timeout_s=PATIENCE_S) is not link
-        await wait_until(lambda: any(1 in request.cancels for request in scripted.heard), "the lost leg is cancelled")
+        await wait_until(
+            lambda: any(1 in request.cancels for request in scripted.received), "the lost leg is cancelled"
+        )
         scripted.frames.put_nowait(finish_of(0, 1))
         await wait_until(lambda: bool(begun.finishes), "the end")
         assert not waiting.tokens and len(waiting.finishes) == 1
@@ -514,7 +517,7 @@ async def test_a_worker_that_only_stalled_goes_on(kind: str) -> None:
 
 @pytest.mark.parametrize(("worker_id", "epoch"), [("w2", EPOCH), ("w1", EPOCH + 1)])
 async def test_another_worker_at_the_address_is_not_used(kind: str, worker_id: str, epoch: int) -> None:
-    """After a port was reused or a process restarted, the placement is invalid."""
+    """If the address belongs to another worker or to a restarted process, the placement is invalid."""
     scripted = ScriptedDecode()
     async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
         at,
@@ -528,7 +531,7 @@ async def test_another_worker_at_the_address_is_not_used(kind: str, worker_id: s
         await links.aclose()
 
 
-async def test_all_who_wait_for_a_dead_worker_wait_once(kind: str) -> None:
+async def test_requests_for_a_silent_worker_share_one_attempt(kind: str) -> None:
     """Ten requests on a worker that does not answer fail together after one timeout."""
 
     class Mute(DecodeServiceServicer):
@@ -549,9 +552,9 @@ async def test_all_who_wait_for_a_dead_worker_wait_once(kind: str) -> None:
         await links.aclose()
 
 
-async def test_a_request_too_large_for_the_wire_harms_nobody_else(kind: str) -> None:
-    """It is rejected before it is sent, because gRPC would end the stream."""
-    # Making it takes a while, which must not look like the worker's silence.
+async def test_a_request_beyond_the_message_limit_does_not_affect_others(kind: str) -> None:
+    """The link rejects the request before sending it, because gRPC would end the stream."""
+    # Creating the large request takes long, which must not count as silence of the worker.
     async with running_worker(kind, settings=replace(WORKER, heartbeat_s=2.0)) as rig:
         links = links_to(rig)
         link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
@@ -572,7 +575,7 @@ def plain(leg_id: str = "", task: LegTask = LegTask.GENERATE, **more: Any) -> pb
 
 
 async def test_generate_gives_tokens_then_a_finish(rig: WorkerRig) -> None:
-    """The finish is the last message, and only that has one."""
+    """Responses carry the tokens, and only the last one has a finish."""
     call = DecodeServiceStub(rig.channel).Generate(plain(tokens=6))
     responses = [response async for response in call]
     assert sum(len(response.token_ids) for response in responses) == 6
@@ -582,7 +585,7 @@ async def test_generate_gives_tokens_then_a_finish(rig: WorkerRig) -> None:
 
 
 async def test_generate_is_stopped_by_cancel_and_by_deadline(rig: WorkerRig) -> None:
-    """Both free the blocks."""
+    """A cancel and a deadline both free the blocks."""
     stub, request = (
         DecodeServiceStub(rig.channel),
         plain(tokens=4000),
@@ -599,7 +602,7 @@ async def test_generate_is_stopped_by_cancel_and_by_deadline(rig: WorkerRig) -> 
 
 
 async def test_generate_refuses_and_fails_by_status(rig: WorkerRig) -> None:
-    """Bad field, id in use, engine died."""
+    """An invalid field, an id in use, a wrong task and the engine's death each end the call with the right status."""
     stub = DecodeServiceStub(rig.channel)
     request = plain("mine", tokens=4000)
     running = stub.Generate(request)
@@ -638,7 +641,8 @@ async def test_prefill_hands_out_under_a_lease(prefill: WorkerRig) -> None:
 
 
 async def test_a_leg_is_released_by_its_id(prefill: WorkerRig) -> None:
-    """By a caller that does not know the handle: the handle of a finished leg, or the leg itself if it runs. One of the ids is required."""
+    """A caller that does not know the handle can release by leg id: the handle of a finished leg, or the leg itself if it runs. Exactly one
+    of the ids is required."""
     stub = PrefillServiceStub(prefill.channel)
     await hand_out(prefill, "done")
     release = pb.ReleaseKvRequest(leg_id="done")
@@ -663,7 +667,7 @@ async def test_a_leg_is_released_by_its_id(prefill: WorkerRig) -> None:
 
 @pytest.mark.parametrize("phase", ["waiting", "computing"])
 async def test_a_cancelled_prefill_frees_its_blocks(kind: str, phase: str) -> None:
-    """Cancel and deadline, before its first step and during it."""
+    """A cancel and a deadline free the blocks, before the leg's first step and during it."""
     async with running_worker(kind, Role.PREFILL) as rig:
         if phase == "waiting":
             rig.engine.inject(Stall(duration_s=0.3))
@@ -691,7 +695,7 @@ async def on_link(rig: WorkerRig, leg_id: str, **more: Any) -> WholeLeg:
 
 
 async def test_prefill_fails_by_status(prefill: WorkerRig) -> None:
-    """Unknown model, bad token, draining, a dead engine with the prompt in it: nothing of it is the caller's cancel."""
+    """An unknown model, an invalid token, draining and the engine's death each fail with their own error, and not as the caller's cancel."""
     bad_legs: tuple[tuple[dict[str, Any], grpc.StatusCode], ...] = (
         ({"model": "another"}, grpc.StatusCode.NOT_FOUND),
         ({"prompt": [99_999]}, grpc.StatusCode.INVALID_ARGUMENT),
@@ -723,7 +727,7 @@ async def test_a_stopping_worker_loses_a_prefill_in_time(prefill: WorkerRig) -> 
     await prefill.wait_free()
 
 
-# What both share
+# Prefill and decode
 
 
 async def test_sleep_that_is_refused_does_not_drain(rig: WorkerRig) -> None:

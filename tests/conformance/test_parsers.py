@@ -1,4 +1,4 @@
-"""Every tool and reasoning parser against recorded answers: whole, token by token, at every split point, at random ones."""
+"""Tests every tool and reasoning parser with recorded answers: whole, token by token, split at every position, and split at random."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ TEXT_SAMPLES = [
     for sample in SAMPLES
     if not sample.reasoning_parser and not isinstance(tool_family(sample.tool_parser), WholeFamily)
 ]
-"""Marks of reasoning and of channels are no text."""
+"""Samples without marks of reasoning and channels, which parsers remove from the text."""
 MODEL = Path(__file__).parents[2] / "models" / "demo"
 
 
@@ -35,7 +35,7 @@ def tokenizer() -> Tokenizer:
 
 
 def token_pieces(text: str) -> list[str]:
-    """The text cut where the demo model's tokens end, as a stream would bring it."""
+    """Splits the text where the demo model's tokens end, as a stream would."""
     encoding = tokenizer().encode(text, add_special_tokens=False)
     ends = sorted({end for _, end in encoding.offsets} | {len(text)})
     return [text[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -49,7 +49,7 @@ def test_whole(sample: Sample) -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.id)
 def test_streamed_equals_whole(sample: Sample) -> None:
-    """Token by token, character by character, and at every split point: the same as whole."""
+    """Token by token, character by character, and split at every position, the outcome is the same as for the whole text."""
     whole = sample.parse([sample.text])
     assert sample.parse(token_pieces(sample.text)) == whole
     assert sample.parse(sample.text) == whole
@@ -59,7 +59,7 @@ def test_streamed_equals_whole(sample: Sample) -> None:
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_random_splits(name: str) -> None:
-    """Any cutting of any sample, also of its beginnings, gives what the whole gives."""
+    """Any split of any prefix of a sample gives the same outcome as the unsplit prefix."""
 
     @settings(max_examples=60, deadline=None)
     @given(st.data())
@@ -75,7 +75,7 @@ def test_random_splits(name: str) -> None:
 
 @pytest.mark.parametrize("sample", TEXT_SAMPLES, ids=lambda sample: sample.id)
 def test_nothing_is_dropped(sample: Sample) -> None:
-    """However an answer is cut short: while no call came of it, all of it is content but marks that are special tokens."""
+    """Wherever an answer is cut off: unless a call was read, all text is content, except marks that are special tokens."""
     family = tool_family(sample.tool_parser)
     assert not isinstance(family, WholeFamily)
     hidden = marks_of(frozenset(family.hidden_marks))
@@ -87,7 +87,7 @@ def test_nothing_is_dropped(sample: Sample) -> None:
 
 @pytest.mark.parametrize("name", sorted(TOOL_FAMILIES))
 def test_every_tool_family_has_samples(name: str) -> None:
-    """At least twelve samples, and of every kind."""
+    """Each tool family has at least twelve samples, and one of every kind."""
     samples = [sample for sample in SAMPLES if sample.tool_parser == name]
     assert len(samples) >= SAMPLES_MIN
     assert not TOOL_KINDS - {kind for sample in samples for kind in sample.kinds}
@@ -95,7 +95,7 @@ def test_every_tool_family_has_samples(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(REASONING_FAMILIES))
 def test_every_reasoning_family_has_samples(name: str) -> None:
-    """At least twelve samples, and of every kind."""
+    """Each reasoning family has at least twelve samples, and one of every kind."""
     samples = [sample for sample in SAMPLES if sample.reasoning_parser == name]
     assert len(samples) >= SAMPLES_MIN
     assert not REASONING_KINDS - {kind for sample in samples for kind in sample.kinds}

@@ -1,6 +1,6 @@
-"""Our parsers against vLLM's, on answers that are whole and well-formed.
+"""Compares our parsers with vLLM's on complete, well-formed answers.
 
-Where vLLM makes something else of an answer, the sample holds both outcomes and the reason why they differ; each is asserted.
+If vLLM returns something else for an answer, the sample holds both outcomes and the reason for the difference; the tests check both outcomes.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from services.frontend.parsers.tables import (
 from tests.conformance.parser_samples import SAMPLES, Outcome, Sample
 from tests.conformance.vllm_oracle import VllmOracle, write_tokenizer
 
-# What becomes of these is each parser's own matter.
+# Parsers may differ on these kinds.
 OWN_KINDS = frozenset({"truncated", "malformed", "unclosed", "unfinished"})
 MARK_CHARACTERS_MIN = 4
 COMPARED = [sample for sample in SAMPLES if not sample.kinds & OWN_KINDS and not sample.prompt_tail]
@@ -39,13 +39,13 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmOracle]:
 
 
 def vllm_name(name: str, aliases: Mapping[str, str], known: list[str]) -> str:
-    """vLLM's name of a family: ours, or one of its aliases."""
+    """Returns vLLM's name of a family: our name, or one of its aliases."""
     names = [name, *(alias for alias, family in aliases.items() if family == name)]
     return next((each for each in names if each in known), "")
 
 
 def comparable(outcome: Outcome) -> tuple[str, str, list[tuple[str, Any]]]:
-    """Blanks at the ends are each parser's own matter too, and so is how JSON is laid out."""
+    """Removes whitespace at the ends and the layout of JSON, on which parsers may differ."""
     return outcome.content.strip(), outcome.reasoning.strip(), [(name, value(text)) for name, text in outcome.calls]
 
 
@@ -56,8 +56,8 @@ def value(text: str) -> Any:
         return text
 
 
-def of_vllm(oracle: VllmOracle, sample: Sample) -> Outcome | str | None:
-    """What vLLM's parser of the same name or alias makes of a sample, or the type of its error; None if there is none."""
+def vllm_outcome(oracle: VllmOracle, sample: Sample) -> Outcome | str | None:
+    """Returns what vLLM's parser of the same name or alias returns for a sample, or the type of its error. None: vLLM has no such parser."""
     tool = vllm_name(sample.tool_parser, TOOL_ALIASES, oracle.names["tools"])
     reasoning = vllm_name(sample.reasoning_parser, REASONING_ALIASES, oracle.names["reasonings"])
     if bool(tool) != bool(sample.tool_parser) or bool(reasoning) != bool(sample.reasoning_parser):
@@ -68,9 +68,9 @@ def of_vllm(oracle: VllmOracle, sample: Sample) -> Outcome | str | None:
 
 @pytest.mark.parametrize("sample", [each for each in COMPARED if each.vllm is None], ids=lambda sample: sample.id)
 @pytest.mark.timeout(180)
-def test_as_vllm_reads(oracle: VllmOracle, sample: Sample) -> None:
-    """The same content, reasoning and calls."""
-    theirs = of_vllm(oracle, sample)
+def test_outcome_equals_vllms(oracle: VllmOracle, sample: Sample) -> None:
+    """Our parser returns the same content, reasoning and calls as vLLM's."""
+    theirs = vllm_outcome(oracle, sample)
     assert isinstance(theirs, Outcome), theirs
     assert comparable(sample.parse([sample.text])) == comparable(theirs)
 
@@ -78,25 +78,25 @@ def test_as_vllm_reads(oracle: VllmOracle, sample: Sample) -> None:
 @pytest.mark.parametrize("sample", [each for each in COMPARED if each.vllm is not None], ids=lambda sample: sample.id)
 @pytest.mark.timeout(180)
 def test_where_vllm_differs(oracle: VllmOracle, sample: Sample) -> None:
-    """We give what the sample says, vLLM what it says of vLLM, and these are not the same."""
+    """Our parser returns what the sample expects, vLLM's returns what the sample's `vllm` field expects, and the two differ."""
     expected = sample.vllm
     assert expected is not None and expected.reason
     ours = sample.parse([sample.text])
     sample.check(ours)
-    theirs = of_vllm(oracle, sample)
+    theirs = vllm_outcome(oracle, sample)
     if not expected.has_parser:
-        assert theirs is None, "vLLM has a parser for the format by now"
+        assert theirs is None, "vLLM now has a parser for the format"
     elif expected.fails:
         assert theirs == expected.fails
     else:
         assert isinstance(theirs, Outcome), theirs
         assert comparable(theirs) == (expected.content, expected.reasoning, list(expected.calls))
-        assert comparable(theirs) != comparable(ours), "they agree by now"
+        assert comparable(theirs) != comparable(ours), "the parsers now agree"
 
 
 @pytest.mark.timeout(180)
-def test_docs_list_what_is_not_read(oracle: VllmOracle) -> None:
-    """Every name of vLLM's is a family or an alias here, or stands in docs/use/parsers.md with the way out, and no other does."""
+def test_docs_list_unsupported_parsers(oracle: VllmOracle) -> None:
+    """Every parser name of vLLM is a family or alias here, or docs/use/parsers.md lists it. The page lists no other names."""
     page = (Path(__file__).parents[2] / "docs" / "use" / "parsers.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| (tools|reasoning) \| (.*) \|$", page, re.MULTILINE))
     known = {"tools": {*TOOL_FAMILIES, *TOOL_ALIASES}, "reasoning": {*REASONING_FAMILIES, *REASONING_ALIASES}}

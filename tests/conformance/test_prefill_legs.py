@@ -1,4 +1,4 @@
-"""Legs whose caller waits for the end, on a prefill worker, over grpc.aio on loopback and over MemoryNetwork."""
+"""Legs on a prefill worker whose caller waits for the end, over grpc.aio on loopback and over MemoryNetwork."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ async def link(prefill: WorkerRig, links: GrpcLegLinks) -> LegLink:
 
 
 async def compute(link: LegLink, leg_id: str, timeout_s: float = PATIENCE_S, **more: Any) -> KvHandle:
-    """A prompt's handle."""
+    """Runs a prefill leg and returns its handle."""
     whole = await run_leg(link, make_leg(leg_id, LegTask.PREFILL, **more), timeout_s=timeout_s)
     assert whole.finish is not None and whole.finish.reason is FinishReason.HANDED_OFF
     assert whole.finish.handle is not None and not whole.token_ids
@@ -56,12 +56,12 @@ async def compute(link: LegLink, leg_id: str, timeout_s: float = PATIENCE_S, **m
 
 
 async def token(link: LegLink, leg_id: str, timeout_s: float = PATIENCE_S, **more: Any) -> WholeLeg:
-    """An answer of one token."""
+    """Returns an answer of one token."""
     return await run_leg(link, make_leg(leg_id, tokens=1, **more), timeout_s=timeout_s)
 
 
 async def test_prompts_share_a_stream(prefill: WorkerRig, link: LegLink) -> None:
-    """Each has its own handle, a refused one its own failure, and all of it is one link of the worker."""
+    """Prefill legs share one link of the worker. Each gets its own handle, and a rejected leg its own error."""
     handles = await asyncio.gather(*(compute(link, f"p{i}") for i in range(20)))
     assert len({handle.handle_id for handle in handles}) == 20
     for wrong, error in (({"model": "another"}, NotFoundError), ({"prompt": [99_999]}, InvalidRequestError)):
@@ -74,10 +74,10 @@ async def test_prompts_share_a_stream(prefill: WorkerRig, link: LegLink) -> None
 
 
 @pytest.mark.parametrize("ends", ["cancel", "deadline"])
-async def test_a_prompt_that_is_not_wanted_any_more(prefill: WorkerRig, link: LegLink, ends: str) -> None:
-    """Nothing of it is left on the worker, and the stream goes on."""
+async def test_an_abandoned_prompt_leaves_no_leg(prefill: WorkerRig, link: LegLink, ends: str) -> None:
+    """After a cancel or a deadline the worker has no leg of it, and the stream stays usable."""
     await compute(link, "first")
-    # The engine stands still for longer than the deadline, and for long enough that the leg is seen before it.
+    # The engine stalls for longer than the deadline, and long enough that the worker has the leg before the deadline.
     prefill.engine.inject(Stall(duration_s=4.0))
     timeout_s = 2.0 if ends == "deadline" else PATIENCE_S
     running = asyncio.ensure_future(compute(link, "p", timeout_s, prompt=[5] * 4000))
@@ -91,8 +91,8 @@ async def test_a_prompt_that_is_not_wanted_any_more(prefill: WorkerRig, link: Le
     await compute(link, "after")
 
 
-async def test_a_handle_that_nobody_waits_for_is_released(prefill: WorkerRig, link: LegLink) -> None:
-    """Callers that leave at every moment around the finish leave no lease behind."""
+async def test_a_handle_without_a_waiting_caller_is_released(prefill: WorkerRig, link: LegLink) -> None:
+    """Callers that cancel at any moment around the finish leave no lease behind."""
     link.release_nowait((await compute(link, "first")).handle_id)
     for i in range(30):
         running = asyncio.ensure_future(compute(link, f"p{i}", prompt=range(i, i + 40)))
@@ -130,7 +130,7 @@ class CrossingLink:
 
 @pytest.mark.parametrize("first", ["finish", "cancel", "cancel, then its task"])
 async def test_a_finish_that_crosses_with_a_cancel(first: str) -> None:
-    """The handle is released whichever comes first, and the worker is told to stop the leg."""
+    """In any order of finish and cancel, the handle is released and the worker gets a cancel for the leg."""
     link: Any = CrossingLink()
     running = asyncio.ensure_future(run_leg(link, make_leg("p", LegTask.PREFILL), timeout_s=PATIENCE_S))
     await asyncio.sleep(0)
@@ -149,8 +149,8 @@ async def test_a_finish_that_crosses_with_a_cancel(first: str) -> None:
     assert link.released == ["h"] and link.cancelled == 1
 
 
-async def test_a_stream_that_breaks_takes_its_prompts_with_it(prefill: WorkerRig, link: LegLink, kind: str) -> None:
-    """They fail as lost, the engine drops them, and the next link is a new stream."""
+async def test_a_broken_stream_loses_its_prompts(prefill: WorkerRig, link: LegLink, kind: str) -> None:
+    """The legs fail as lost, the engine drops them, and the next link is a new stream."""
     running = asyncio.ensure_future(compute(link, "p", prompt=[5] * 4000))
     await wait_until(lambda: prefill.worker.statistics().legs == 1, "it is submitted")
     await link.aclose()  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ async def test_a_stream_that_breaks_takes_its_prompts_with_it(prefill: WorkerRig
 
 
 async def test_a_single_token_is_answered(prefill: WorkerRig, link: LegLink) -> None:
-    """The engine's own token, among prompts that are handed out; only of those a lease is left."""
+    """A prefill worker answers single tokens with the engine's own token. Only prompts that are handed off leave a lease."""
     answers = await asyncio.gather(*(token(link, f"t{i}", logprobs=2) for i in range(5)))
     handle = await compute(link, "h", tokens=1)
     assert LegTask.GENERATE in link.tasks
@@ -184,7 +184,7 @@ async def test_a_single_token_is_answered(prefill: WorkerRig, link: LegLink) -> 
 
 
 async def test_a_prompt_is_scored_with_its_token(prefill: WorkerRig, link: LegLink) -> None:
-    """One entry per prompt token from the second on, for each of many that are answered in one step."""
+    """Each of several legs of one step gets log-probabilities of its prompt tokens from the second on."""
     sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     prompts = [list(range(3, 40 + i)) for i in range(6)]
     legs = [
@@ -198,21 +198,21 @@ async def test_a_prompt_is_scored_with_its_token(prefill: WorkerRig, link: LegLi
 
 
 async def test_more_than_one_token_is_refused(prefill: WorkerRig, link: LegLink) -> None:
-    """Also an answer without a limit; one token beyond those that were emitted is taken."""
+    """A leg for two tokens or without a limit is rejected. A continuation that lacks one token is accepted."""
     for tokens in (2, None):
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
         leg = Leg(leg_id="m", task=LegTask.GENERATE, generation=replace(generation(), sampling=sampling))
         with pytest.raises(InvalidRequestError) as caught:
             await run_leg(link, leg, timeout_s=PATIENCE_S)
         assert caught.value.field == "generation.sampling.max_tokens"
-    goes_on = await run_leg(link, make_leg("e", tokens=3, emitted_token_ids=[5, 6]), timeout_s=PATIENCE_S)
-    assert len(goes_on.token_ids) == 1
+    continued = await run_leg(link, make_leg("e", tokens=3, emitted_token_ids=[5, 6]), timeout_s=PATIENCE_S)
+    assert len(continued.token_ids) == 1
     await prefill.wait_free()
 
 
 @pytest.mark.parametrize("ends", ["cancel", "deadline", "death"])
-async def test_a_token_that_is_not_wanted_any_more(prefill: WorkerRig, link: LegLink, ends: str) -> None:
-    """Nothing of it is left on the worker; a worker that dies loses its legs."""
+async def test_an_abandoned_single_token_leaves_no_leg(prefill: WorkerRig, link: LegLink, ends: str) -> None:
+    """After a cancel or a deadline the worker has no leg of it. If the engine dies, the leg is lost."""
     await token(link, "first")
     running = asyncio.ensure_future(token(link, "t", 0.1 if ends == "deadline" else PATIENCE_S, prompt=[5] * 4000))
     await wait_until(lambda: prefill.worker.statistics().legs == 1 or running.done(), "it is submitted")
@@ -237,12 +237,12 @@ async def test_a_token_that_is_not_wanted_any_more(prefill: WorkerRig, link: Leg
     ],
 )
 def test_a_finish_against_the_contract_is_the_workers_fault(finish: pb.Finish) -> None:
-    """The client's request is not blamed for it."""
+    """A finish that violates the contract is an internal error, not an error of the client's request."""
     assert isinstance(from_finish(finish).error, InternalError)
 
 
-async def test_handles_that_were_not_written_are_released(prefill: WorkerRig) -> None:
-    """A stream that closes with finishes in its buffer: their blocks are free at once, long before the lease ends."""
+async def test_unsent_handles_are_released(prefill: WorkerRig) -> None:
+    """When a stream closes with finishes in its buffer, their blocks are freed immediately, long before the lease ends."""
     outlet = FrameOutlet(prefill.worker, "f1", steps_max=100, legs_max=100)
     for slot in (1, 2, 3):
         outlet.link.submit_nowait(slot, make_leg(f"r{slot}", LegTask.PREFILL, prompt=range(slot, 40)), None)
@@ -254,7 +254,7 @@ async def test_handles_that_were_not_written_are_released(prefill: WorkerRig) ->
 
 
 async def test_many_handles_are_sent_in_several_frames(prefill: WorkerRig) -> None:
-    """A handle may have a megabyte, and gRPC's limit is 64 of them."""
+    """A handle may have up to a megabyte, and gRPC's limit for a message is 64 MB."""
     outlet = FrameOutlet(prefill.worker, "f1", steps_max=1000, legs_max=1000)
     count = 3 * RESULTS_PER_FRAME_MAX
     for slot in range(count):

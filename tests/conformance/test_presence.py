@@ -1,4 +1,4 @@
-"""What Presence promises, on every registry: an instance is there while it lives, with its drain mark, and gone after."""
+"""What Presence guarantees, on every registry: an instance is registered while it runs, with its drain mark, and deregistered afterwards."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from tests.conformance.manual_clock import ManualClock, settle
 from tests.patience import PATIENCE_S
 
 TTL_S = 4.5
-"""Heartbeats come three times as often: one may be late by 3 s, as on a machine that does other things."""
+"""Heartbeats are sent three times as often. One may be 3 s late, as on a busy machine."""
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def takes_requests(instance: Instance) -> bool:
     return instance.takes_requests
 
 
-async def test_lives_and_leaves(registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack) -> None:
-    """It passes for longer than its TTL without help, and is gone at once when closed; closing twice is no error."""
+async def test_registers_until_closed(registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack) -> None:
+    """The instance passes for longer than its TTL, and is deregistered when closed. Closing twice is no error."""
     one = presence(stack, registry, mine)
     await one.start()
     await until(registry, mine.service, takes_requests)
@@ -85,8 +85,10 @@ async def test_lives_and_leaves(registry: ConsulRegistry, mine: Registration, st
     await one.aclose()
 
 
-async def test_comes_back_when_forgotten(registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack) -> None:
-    """An instance that the registry has forgotten is there again after at most a heartbeat's time."""
+async def test_registers_again_when_removed(
+    registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack
+) -> None:
+    """An instance that the registry has removed registers again at the next heartbeat."""
     one = presence(stack, registry, mine)
     await one.start()
     await until(registry, mine.service, takes_requests)
@@ -94,8 +96,10 @@ async def test_comes_back_when_forgotten(registry: ConsulRegistry, mine: Registr
     await until(registry, mine.service, takes_requests)
 
 
-async def test_draining_instance_comes_back_draining(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
-    """When the registry loses everything, a draining instance is never seen ready on its way back."""
+async def test_a_draining_instance_registers_again_as_draining(
+    agent: Agent, mine: Registration, stack: AsyncExitStack
+) -> None:
+    """When the registry loses its state, a draining instance never appears ready while it registers again."""
     registry = agent.client()
     one = presence(stack, registry, mine)
     await one.start()
@@ -126,10 +130,10 @@ async def test_draining_instance_comes_back_draining(agent: Agent, mine: Registr
     await until(registry, mine.service, takes_requests)
 
 
-async def test_a_mark_of_an_earlier_process_is_taken_off(
+async def test_a_drain_mark_of_an_earlier_process_is_removed(
     registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack
 ) -> None:
-    """A process that died while it drained leaves its mark; the next one under its id takes requests all the same."""
+    """A process that died while it drained leaves its mark. The next process with its id still takes requests."""
     await registry.register(mine)
     await registry.set_draining(mine.instance_id, True, reason="going")
     await until(registry, mine.service, lambda instance: instance.is_draining)
@@ -142,7 +146,7 @@ async def test_a_mark_of_an_earlier_process_is_taken_off(
 async def test_starts_without_a_registry(
     agent: Agent, mine: Registration, stack: AsyncExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A service starts while the registry is away, and is there when the registry is."""
+    """A service starts while the registry is unreachable, and registers once it is reachable."""
     registry = agent.client()
     await agent.proxy.refuse()
     one = presence(stack, registry, mine)
@@ -152,8 +156,10 @@ async def test_starts_without_a_registry(
     await until(registry, mine.service, takes_requests)
 
 
-async def test_what_is_said_in_an_outage_is_told_after(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
-    """Drain mark, health and meta set while the registry is away stand there once it is back."""
+async def test_changes_during_an_outage_are_applied_afterwards(
+    agent: Agent, mine: Registration, stack: AsyncExitStack
+) -> None:
+    """The registry gets the drain mark, health and meta that were set during an outage once it is reachable."""
     registry = agent.client()
     one = presence(stack, registry, mine)
     await one.start()
@@ -165,14 +171,14 @@ async def test_what_is_said_in_an_outage_is_told_after(agent: Agent, mine: Regis
     await agent.proxy.resume()
 
     def has_all(instance: Instance) -> bool:
-        # The health is written last: registration, drain mark, heartbeat.
+        # Health is written last, after the registration and the drain mark.
         return instance.is_draining and "role" in instance.meta and instance.health is Health.WARNING
 
     await until(registry, mine.service, has_all)
 
 
 async def test_update_replaces_meta(registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack) -> None:
-    """New meta is told at once and the instance goes on passing; another id is a mistake."""
+    """New meta reaches the registry without a gap in the instance's health. An update to another id raises ValueError."""
     one = presence(stack, registry, mine)
     await one.start()
     await until(registry, mine.service, takes_requests)
@@ -184,8 +190,8 @@ async def test_update_replaces_meta(registry: ConsulRegistry, mine: Registration
         await one.update(replace(mine, instance_id="another"))
 
 
-async def test_start_says_what_will_not_mend(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
-    """A registration beyond the limits fails the start, not some heartbeat in the background."""
+async def test_start_raises_permanent_errors(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
+    """A registration beyond the limits fails the start, not a later heartbeat in the background."""
     one = presence(stack, agent.client(), replace(mine, meta={"k": "v" * 513}))
     with pytest.raises(InvalidRequestError) as refusal:
         await one.start()
@@ -200,21 +206,21 @@ async def test_start_with_a_wrong_token_fails(guarded_agent: Agent, mine: Regist
 
 
 async def test_close_is_bounded(agent: Agent, mine: Registration) -> None:
-    """A hung registry holds the end of a process up for the close timeout and no longer; no task stays."""
+    """With a registry that hangs, closing takes no longer than the close timeout, and leaves no task."""
     registry = agent.client(call_timeout_s=600.0)
     one = Presence(registry, mine, settings=PresenceSettings(close_timeout_s=0.3))
     await one.start()
     agent.proxy.hang()
     await asyncio.sleep(0.5)
-    # Of all limits only the close timeout can end it in time.
+    # No other limit would end it in time.
     async with asyncio.timeout(PATIENCE_S):
         await one.aclose()
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("presence")]
     await agent.proxy.resume()
 
 
-async def test_setting_something_is_bounded(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
-    """Who sets the drain mark while the registry hangs is not held up beyond one attempt's time."""
+async def test_setting_the_drain_mark_is_bounded(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
+    """While the registry hangs, setting the drain mark takes no longer than one attempt."""
     settings = PresenceSettings(attempt_timeout_s=0.4, close_timeout_s=0.4, backoff_max_s=0.1)
     one = Presence(agent.client(call_timeout_s=600.0), mine, settings=settings)
     stack.push_async_callback(one.aclose)
@@ -228,7 +234,7 @@ async def test_setting_something_is_bounded(agent: Agent, mine: Registration, st
 
 
 async def test_cancelled_close_stays_cancelled(agent: Agent, mine: Registration) -> None:
-    """Cancellation while signing off is passed on, and the task is gone all the same."""
+    """A cancel while Presence deregisters is passed on to the caller, and no task is left."""
     registry = agent.client(call_timeout_s=30.0)
     one = Presence(registry, mine, settings=PresenceSettings(close_timeout_s=30.0))
     await one.start()
@@ -243,7 +249,7 @@ async def test_cancelled_close_stays_cancelled(agent: Agent, mine: Registration)
 
 
 async def test_heartbeats_thrice_per_ttl(agent: Agent, mine: Registration, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One heartbeat at the start, then one at every third of the TTL, so that two may be lost."""
+    """Sends a heartbeat at the start and then at every third of the TTL, so that two may be lost."""
     clock, registry = ManualClock(), agent.client()
     heartbeats, send = [], registry.heartbeat
 
@@ -271,7 +277,7 @@ async def test_heartbeats_thrice_per_ttl(agent: Agent, mine: Registration, monke
 async def test_peers_keep_a_member_that_the_registry_lost(
     agent: Agent, mine: Registration, stack: AsyncExitStack
 ) -> None:
-    """The registry returns empty: the member registers again, and no peer saw it missing or critical meanwhile."""
+    """The registry loses its state and the member registers again. No peer sees it missing or critical meanwhile."""
     registry = agent.client()
     await presence(stack, registry, mine).start()
     await until(registry, mine.service, takes_requests)
@@ -291,8 +297,8 @@ async def test_peers_keep_a_member_that_the_registry_lost(
 async def test_peers_keep_members_after_an_outage_that_no_query_noticed(
     agent: Agent, mine: Registration, stack: AsyncExitStack
 ) -> None:
-    """The network hangs for longer than the TTL and less than a blocking query: the registry's word that the member is critical
-    reaches its peers, who know by their other calls that the registry was away."""
+    """The network hangs for longer than the TTL and shorter than a blocking query. The registry then reports the member as critical, and
+    peers ignore that, because other calls showed them that the registry was unreachable."""
     registry = agent.client(watch_wait_s=60.0)
     await presence(stack, registry, replace(mine, ttl_s=TTL_S)).start()
     await until(registry, mine.service, takes_requests)

@@ -25,7 +25,7 @@ from tests.conformance.health_server import HealthServer
 from tests.patience import PATIENCE_S
 
 LONG_S = 10 * PATIENCE_S
-"""TTL of what must not expire while a test runs."""
+"""TTL that does not expire while a test runs."""
 
 
 def registration(port: int = 1, **changes: object) -> Registration:
@@ -187,8 +187,8 @@ async def test_deregister(registry: ConsulRegistry) -> None:
     await registry.deregister(mine.instance_id)
 
 
-async def test_forgotten_instance_is_told_so(registry: ConsulRegistry, server: HealthServer) -> None:
-    """A heartbeat or drain mark for an unknown instance raises; registering again repairs it."""
+async def test_calls_for_an_unknown_instance_raise(registry: ConsulRegistry, server: HealthServer) -> None:
+    """A heartbeat or drain mark for an unknown instance raises NotFoundError. After a registration both work."""
     mine = registration(server.port)
     with pytest.raises(NotFoundError):
         await registry.heartbeat(mine.instance_id)
@@ -199,7 +199,7 @@ async def test_forgotten_instance_is_told_so(registry: ConsulRegistry, server: H
     await until(registry, mine.service, lambda instance: instance.health is Health.PASSING)
 
 
-async def test_two_instances_are_told_apart(registry: ConsulRegistry) -> None:
+async def test_instances_are_distinguished(registry: ConsulRegistry) -> None:
     """A view has all instances of its service by id, and none of another service."""
     mine, other = registration(), registration()
     await registry.register(replace(mine, instance_id="z-2" + mine.instance_id))
@@ -307,7 +307,7 @@ async def test_watch_outlives_an_outage(agent: Agent, how: str) -> None:
         assert [instance.instance_id for instance in stale.instances] == [mine.instance_id]
         following = asyncio.ensure_future(anext(views))
         await asyncio.wait((following,), timeout=1.5)
-        assert not following.done(), "the outage was told twice"
+        assert not following.done(), "the outage was reported twice"
         await agent.proxy.resume()
         async with asyncio.timeout(PATIENCE_S):
             fresh = await following
@@ -318,7 +318,7 @@ async def test_watch_outlives_an_outage(agent: Agent, how: str) -> None:
 
 
 async def test_watch_begun_in_an_outage(agent: Agent) -> None:
-    """A service that starts before its registry gets an empty view, then the real one."""
+    """A watch that starts while the registry is unreachable yields an empty stale view, and later the real one."""
     registry = agent.client()
     await agent.proxy.refuse()
     mine = registration()
@@ -405,7 +405,7 @@ async def test_closing_the_registry_ends_its_watches(agent: Agent) -> None:
 
 
 def key(*segments: str) -> str:
-    """A key that no other test uses."""
+    """Returns a key that no other test uses."""
     return "/".join((f"test-{uuid.uuid4().hex[:12]}", *segments))
 
 
@@ -568,7 +568,7 @@ async def test_session_ttl_beyond_the_limits(registry: ConsulRegistry, ttl_s: fl
 async def test_session_expires_in_real_time(registry: ConsulRegistry) -> None:
     """A session without renewal ends after its TTL, and its lock is free.
 
-    The embedded agent shows the same on a clock that the test moves, in tests/unit/test_discovery_embedded.py.
+    For the embedded agent, tests/unit/test_discovery_embedded.py tests this with a clock that the test moves.
     """
     name = key("leader")
     one = await registry.create_session(name="one", ttl_s=10.0)
@@ -584,7 +584,7 @@ async def test_session_expires_in_real_time(registry: ConsulRegistry) -> None:
 
 
 async def test_token_is_passed(guarded_agent: Agent, server: HealthServer) -> None:
-    """With the token everything works; unknown objects raise the same errors as without access control."""
+    """With the token all calls work, and unknown objects raise the same errors as without access control."""
     registry = guarded_agent.client()
     mine = registration(server.port)
     with pytest.raises(NotFoundError):
@@ -603,7 +603,7 @@ async def test_token_is_passed(guarded_agent: Agent, server: HealthServer) -> No
 
 
 async def test_without_the_token_nothing_changes(guarded_agent: Agent) -> None:
-    """No token is permission denied, an unknown token unauthenticated; a watch raises at once."""
+    """Calls without a token raise PermissionDeniedError, calls with an unknown token UnauthenticatedError. A watch raises immediately."""
     anonymous, unknown = guarded_agent.client(token=""), guarded_agent.client(token=str(uuid.uuid4()))
     with pytest.raises(PermissionDeniedError):
         await anonymous.put(key("a"), b"1")
@@ -634,8 +634,8 @@ def every_call(registry: ConsulRegistry) -> dict[str, Callable[[], Awaitable[obj
 
 
 @pytest.mark.parametrize("how", ["refuse", "hang"])
-async def test_every_call_ends_when_the_registry_is_away(agent: Agent, how: str) -> None:
-    """Refused or silent, every call fails within its timeout with UnavailableError."""
+async def test_every_call_ends_when_the_registry_is_unreachable(agent: Agent, how: str) -> None:
+    """Whether the registry refuses connections or hangs, every call fails within its timeout with UnavailableError."""
     warm, registry = agent.client(), agent.client(call_timeout_s=0.4)
     await warm.get("warm/connection")
     await _break(agent, how)
@@ -645,12 +645,12 @@ async def test_every_call_ends_when_the_registry_is_away(agent: Agent, how: str)
             await call()
         return failure.value
 
-    # Nothing else than its own timeout ends a call to a registry that says nothing.
+    # Only its own timeout ends a call to a registry that does not respond.
     async with asyncio.timeout(PATIENCE_S):
         failures = await asyncio.gather(*(failure_of(call) for call in every_call(registry).values()))
     assert {type(failure) for failure in failures} == {UnavailableError}
     await agent.proxy.resume()
-    # Calls that were only held up may have happened after all: "x" says nothing, another key says that calls work again.
+    # Delayed calls may have succeeded after all, so their key "x" shows nothing. Another key shows that calls work again.
     assert await warm.get("never/written") is None
 
 

@@ -1,4 +1,4 @@
-"""Chat templates against Hugging Face's own renderer, and what keeps foreign templates from running away."""
+"""Compares chat templates with Hugging Face's own renderer, and tests the limits on untrusted templates."""
 
 import importlib.util
 import itertools
@@ -58,7 +58,7 @@ ARGUMENTS: list[dict[str, Any]] = [{}, {"enable_thinking": False, "effort": "hig
 
 
 def sources() -> dict[str, str]:
-    """Our own, the demo model's, and those that installed packages bring."""
+    """Returns our own templates, the demo model's, and those of installed packages."""
     paths = [*DIRECTORY.glob("*.jinja"), Path(__file__).parents[2] / "models" / "demo" / "chat_template.jinja"]
     spec = importlib.util.find_spec("vllm")
     if spec is not None and spec.origin is not None:
@@ -79,7 +79,7 @@ class Oracle:
         )
 
     def render(self, case: dict[str, Any]) -> str | None:
-        """What transformers makes of it; None where it refuses."""
+        """Returns the text that transformers renders. None: the template raised an error."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(case) + "\n")
         self._process.stdin.flush()
@@ -87,7 +87,6 @@ class Oracle:
         return text
 
     def close(self) -> None:
-        """Ends the process."""
         self._process.communicate()
 
 
@@ -118,10 +117,10 @@ def ours(case: dict[str, Any]) -> str | None:
 @pytest.mark.parametrize("name", sorted(SOURCES))
 @pytest.mark.timeout(120)
 def test_as_hugging_face_renders(oracle: Oracle, name: str) -> None:
-    """The same text to the last blank, and the same refusals."""
-    said = 0
+    """Our renderer returns the same text, including whitespace, and refuses the same conversations."""
+    rendered = 0
     if name in TAKES_NOTHING_ELSE:
-        pytest.skip("it shows nothing of these conversations as they are")
+        pytest.skip("the template shows only content in parts")
     for messages, tools, documents, arguments, adds in itertools.product(
         CONVERSATIONS, (None, TOOLS), (None, DOCUMENTS), ARGUMENTS, (True, False)
     ):
@@ -136,8 +135,8 @@ def test_as_hugging_face_renders(oracle: Oracle, name: str) -> None:
         }
         text = ours(case)
         assert text == oracle.render(case), (messages, tools, documents, arguments, adds)
-        said += text is not None
-    assert said, "a template that refuses everything shows nothing"
+        rendered += text is not None
+    assert rendered, "the template refused every conversation, so nothing was compared"
 
 
 PARTS = [{"type": "text", "text": " One. "}, {"type": "text", "text": "Two\nthree."}]
@@ -165,8 +164,8 @@ OTHER_CONTENTS: list[list[dict[str, Any]]] = [
     ],
 ]
 EACH = {"user", "system", "developer", "assistant", "tool"}
-# By reading the templates: of which roles they show parts one by one. The second loops over system parts too, but shows
-# the first one only.
+# The roles whose parts each template shows one by one, found by reading the templates. The second template loops over system parts too, but
+# shows only the first one.
 TAKES_PARTS = {
     "demo/chat_template": EACH,
     "templates/parts_macro": EACH - {"developer"},
@@ -174,7 +173,7 @@ TAKES_PARTS = {
     "templates/parts_only": EACH,
 }
 TAKES_NOTHING_ELSE = {"templates/parts_only"}
-# Which show nothing for a content that is None, in messages with calls and in others; the rest print None or fail.
+# Templates that show nothing for a content of None, in messages with calls and in others. The rest print None or fail.
 TAKES_NONE = {
     (name, has_calls)
     for name in ("demo/chat_template", "templates/parts_macro", "templates/parts_only", "templates/none_content",
@@ -184,7 +183,7 @@ TAKES_NONE = {
 
 
 def as_taken(name: str, message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its content in the form that the template takes."""
+    """Returns a message with its content in the form that the template supports."""
     content = message["content"]
     if content is None and (name, "tool_calls" in message) not in TAKES_NONE:
         content = ""
@@ -197,8 +196,8 @@ def as_taken(name: str, message: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
 @pytest.mark.timeout(120)
-def test_contents_come_as_the_template_takes_them(oracle: Oracle, name: str) -> None:
-    """Parts to templates that show parts, one text to the others; None and an empty text are what the client sent."""
+def test_contents_have_the_form_that_the_template_supports(oracle: Oracle, name: str) -> None:
+    """Templates that show parts get parts, others get one text. None and an empty text stay as the client sent them."""
     for messages, tools in itertools.product([*CONVERSATIONS, *OTHER_CONTENTS], (None, TOOLS)):
         case = {
             "source": SOURCES[name],
@@ -217,7 +216,7 @@ def test_contents_come_as_the_template_takes_them(oracle: Oracle, name: str) -> 
 @pytest.mark.parametrize("name", ["chatml_tools", "headers", "instructions", "demo"])
 @pytest.mark.parametrize("said", ["It is", "It is ", "a", "Hi", "user", "日本 🙂", "two\nlines\n"])
 def test_a_continued_message_ends_where_hugging_face_ends_it(oracle: Oracle, name: str, said: str) -> None:
-    """Also when the text stands elsewhere in the prompt, or ends with blanks that the template strips."""
+    """Also if the text occurs elsewhere in the prompt, or ends with whitespace that the template strips."""
     source = next(text for key, text in SOURCES.items() if name in key)
     messages = [{"role": "user", "content": "Hi a"}, {"role": "assistant", "content": said}]
     case = {
@@ -253,21 +252,21 @@ def test_a_continued_message_ends_where_hugging_face_ends_it(oracle: Oracle, nam
         "{% include '/etc/passwd' %}",
     ],
 )
-def test_a_template_cannot_run_away_or_out(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops, growth, recursion, changes and ways to the process end as a refusal that names the field.
+def test_a_template_cannot_exhaust_resources_or_escape(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endless loops, unbounded growth, recursion, mutations and access to the process are refused, and the error names the field.
 
-    Without a limit most of them would take hours or all memory, which pytest's timeout ends.
+    Without the limits most of them would take hours or all memory, and pytest's timeout would end them.
     """
     monkeypatch.setattr(sandbox, "STEPS_MAX", 200_000)
     for module in (sandbox, templates):
         monkeypatch.setattr(module, "CHARACTERS_MAX", 1_000_000)
     conversation = Conversation(messages=[{"role": "user", "content": "x" * 100}])
-    # Jinja's sandbox makes nothing of names that begin with underscores.
+    # Jinja's sandbox renders names that begin with underscores as empty.
     assert outcome(source, conversation) in ("", "None", "messages", "chat_template_broken")
 
 
 def outcome(source: str, conversation: Conversation) -> str:
-    """The text; or the field that is to blame, or the reason why there is no such template."""
+    """Returns the text, or the field of the error, or its reason if the template itself is broken."""
     try:
         return ChatTemplate(source, {}, SystemClock()).render(conversation, field="messages").strip()
     except (InvalidRequestError, UnsupportedError) as error:
@@ -282,8 +281,8 @@ def outcome(source: str, conversation: Conversation) -> str:
     ],
 )
 @pytest.mark.parametrize("test", ["true", "message['content'] is none", "message.content == ''"])
-def test_earlier_calls_come_as_the_template_wants_them(call: str, test: str) -> None:
-    """Arguments as an object or as text; no content as none or as an empty text."""
+def test_earlier_calls_have_the_form_that_the_template_supports(call: str, test: str) -> None:
+    """Templates get the arguments of calls as an object or as text, and missing content as none or as an empty text."""
     source = (
         "{% for message in messages %}{% for tool in message.tool_calls or [] %}{% if " + test + " %}" + call +
         "{% endif %}{% endfor %}{% endfor %}"
@@ -298,7 +297,7 @@ def test_earlier_calls_come_as_the_template_wants_them(call: str, test: str) -> 
 
 
 def test_a_model_may_have_a_template_for_tools(tmp_path: Path) -> None:
-    """The one named tool_use is taken when there are tools, as Hugging Face does; files win over the configuration."""
+    """Like Hugging Face, uses the template named tool_use if there are tools. Files take precedence over the configuration."""
     directory = write_model(tmp_path)
     (directory / "chat_template.jinja").unlink()
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools {{ image_token }}"}]

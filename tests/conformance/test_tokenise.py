@@ -1,4 +1,4 @@
-"""The fast tokenizer gives the reference's tokens for every text, or is not used."""
+"""The fast tokenizer gives the same tokens as the reference for every text, or is not used."""
 
 import json
 import os
@@ -31,22 +31,22 @@ PIECES = [*TEXTS, *(token.content for token in REFERENCE.get_added_tokens_decode
 CORPUS = [*TEXTS, (ROOT / "README.md").read_text(encoding="utf-8")]
 
 
-def test_the_demo_model_has_one() -> None:
-    """It is exact for the model that everything here is measured with."""
+def test_the_demo_model_has_a_fast_tokenizer() -> None:
+    """The fast tokenizer is exact for the demo model, which all benchmarks use."""
     assert FAST is not None
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)), st.booleans())
 def test_it_gives_the_same_tokens(text: str, adds_special_tokens: bool) -> None:
-    """For any text, in the middle of special tokens too."""
+    """The tokens are equal for any text, also in and around special tokens."""
     assert FAST is not None
     wanted = reference_ids(REFERENCE, text, adds_special_tokens=adds_special_tokens)
     assert FAST.encode(text, adds_special_tokens=adds_special_tokens) == wanted
 
 
 def _of_kind(contractions: str, *, is_quick: bool) -> FastTokenizer:
-    """The demo model's, cut by another expression."""
+    """Returns the demo model's tokenizer with another split expression."""
     import fastokens
 
     body = json.loads(DEMO.read_text(encoding="utf-8"))
@@ -65,14 +65,14 @@ KINDS = [[_of_kind(each, is_quick=is_quick) for is_quick in (False, True)] for e
 
 @settings(max_examples=400, deadline=None)
 @given(st.text(alphabet="aZs'\u2019 \t\n\r(-1\u0663\u00e9\u0301\u4e2d\u0130\u00a0\U0001f600", max_size=40))
-def test_a_quicker_expression_cuts_alike(text: str) -> None:
-    """Where ASCII meets other letters, marks, digits and spaces, for every form that is made quicker."""
+def test_an_optimised_expression_splits_alike(text: str) -> None:
+    """Each optimised expression splits like the original, also where ASCII meets other letters, marks, digits and spaces."""
     for plain, quick in KINDS:
         assert quick.encode(text, adds_special_tokens=False) == plain.encode(text, adds_special_tokens=False)
 
 
 def test_other_expressions_stay_as_they_are() -> None:
-    """What the tokenizer cuts by hand, and what is not known here, is not touched."""
+    """Expressions that the tokenizer splits without a regular expression, and unknown ones, are not changed."""
     body = json.loads(DEMO.read_text(encoding="utf-8"))
     split = body["pre_tokenizer"]["pretokenizers"][0]["pattern"]
     for change in (split["Regex"].replace(LETTERS, r"|[^\r\n\p{L}\p{N}]?\p{L}+|"), r"\d+" + LETTERS + split["Regex"]):
@@ -82,7 +82,7 @@ def test_other_expressions_stay_as_they_are() -> None:
 
 
 def _installed() -> list[Path]:
-    """Every tokenizer that some installed package or the local cache of models brings."""
+    """Returns every tokenizer of the installed packages and of the local model cache."""
     folders = [
         Path(sysconfig.get_paths()["purelib"]),
         Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser(),
@@ -91,7 +91,7 @@ def _installed() -> list[Path]:
 
 
 def test_installed_tokenizers_are_exact_or_refused() -> None:
-    """Of whatever is on this machine, however many that are; long texts and documents too."""
+    """For every tokenizer on this machine, the fast one gives the same tokens or is not used, also for long texts."""
     for path in [DEMO, *_installed()]:
         try:
             tokenizer = Tokenizer.from_file(str(path))
@@ -107,8 +107,8 @@ def test_installed_tokenizers_are_exact_or_refused() -> None:
                 assert fast.encode(text, adds_special_tokens=adds) == wanted, (path, text[:80])
 
 
-def test_one_that_differs_is_not_used(tmp_path: Path) -> None:
-    """One rule less is enough."""
+def test_a_tokenizer_that_differs_is_not_used(tmp_path: Path) -> None:
+    """A difference in one rule is enough to reject the fast tokenizer."""
     body = json.loads(DEMO.read_text(encoding="utf-8"))
     body["normalizer"] = {"type": "Lowercase"}
     path = tmp_path / "tokenizer.json"
@@ -116,15 +116,15 @@ def test_one_that_differs_is_not_used(tmp_path: Path) -> None:
     assert load_fast(path, REFERENCE) is None
 
 
-def test_a_file_that_it_cannot_read_is_left_to_the_reference(tmp_path: Path) -> None:
-    """No failure of it keeps a model from being served."""
+def test_an_unreadable_file_is_left_to_the_reference(tmp_path: Path) -> None:
+    """If the fast tokenizer cannot read the file, the model is still served with the reference."""
     path = tmp_path / "tokenizer.json"
     path.write_text('{"model": {"type": "Nothing"}}', encoding="utf-8")
     assert load_fast(path, REFERENCE) is None
 
 
-def test_a_text_that_it_cannot_take_goes_to_the_reference() -> None:
-    """Whatever it raises."""
+def test_an_error_falls_back_to_the_reference() -> None:
+    """If the fast tokenizer raises an error for a text, the reference encodes it."""
 
     class Broken:
         def encode_batch_flat(self, texts: list[str], add_special_tokens: bool) -> tuple[bytes, bytes]:
@@ -168,7 +168,7 @@ def _gpt2() -> tuple[Tokenizer, trainers.Trainer]:
 
 @pytest.mark.parametrize("make", [_bert, _unigram, _llama2, _gpt2])
 def test_any_family_is_exact_or_refused(make: Callable[[], tuple[Tokenizer, trainers.Trainer]], tmp_path: Path) -> None:
-    """Nothing between: what passes the check agrees on the texts and on a whole document."""
+    """For each family of tokenizers, a fast tokenizer that passes the check gives the same tokens for all texts and a whole document."""
     tokenizer, trainer = make()
     tokenizer.train_from_iterator(CORPUS, trainer)
     path = tmp_path / "tokenizer.json"

@@ -114,7 +114,7 @@ async def test_many_pulls_at_once(ends: Ends) -> None:
 
 
 async def test_message_reaches_the_listener(ends: Ends) -> None:
-    """Messages arrive while they are expected."""
+    """A transport that expects messages delivers them to its listener."""
     ends.source.expect_messages(True)
     await ends.reader.notify(ends.source.metadata, b"release:1")
     async with asyncio.timeout(PATIENCE_S):
@@ -123,7 +123,7 @@ async def test_message_reaches_the_listener(ends: Ends) -> None:
 
 
 async def test_closed_peer(ends: Ends) -> None:
-    """KvLostError when the peer has closed, and a message to it is dropped; another peer still works."""
+    """A pull from a closed peer raises KvLostError, and a message to it is dropped. Pulls from other peers still work."""
     await pull(ends.reader, ends.source.metadata, [(0, 0, 64)], timeout_s=PATIENCE_S)
     gone = ends.source.metadata
     await ends.source.aclose()
@@ -138,7 +138,7 @@ async def test_closed_peer(ends: Ends) -> None:
 
 @pytest.mark.parametrize("peer", [b"", b"nobody", b"NXL1" + b"\0" * 300])
 async def test_unknown_peer(ends: Ends, peer: bytes) -> None:
-    """KvLostError for metadata of an unknown peer."""
+    """A pull with metadata of an unknown peer raises KvLostError."""
     with pytest.raises(KvLostError):
         await pull(ends.reader, peer, [(0, 0, 64)], timeout_s=PATIENCE_S)
 
@@ -149,7 +149,7 @@ async def test_outside_the_memory(ends: Ends) -> None:
         for remote, local in ((SIZE - 10, 0), (0, SIZE - 10), (SIZE - 63, 0), (0, SIZE - 63)):
             with pytest.raises(KvLostError) as caught:
                 await pull(ends.reader, ends.source.metadata, [(0, 0, 64), (remote, local, 64)], timeout_s=PATIENCE_S)
-            # The transport's own check: the network would take such a pull for the peer's death.
+            # The transport checks this itself, because the network would report such a pull as the peer's death.
             assert caught.value.reason == "kv_payload"
         assert not ends.reader_memory.any()
         if not is_met:
@@ -159,7 +159,7 @@ async def test_outside_the_memory(ends: Ends) -> None:
 
 
 async def test_cancel(ends: Ends) -> None:
-    """A cancelled pull ends soon and writes nothing afterwards; the transport continues."""
+    """A cancelled pull ends soon and writes nothing afterwards. The transport stays usable."""
     for turns in range(6):
         pulling = asyncio.create_task(pull(ends.reader, ends.source.metadata, [(64, 0, 4096)], timeout_s=PATIENCE_S))
         for _ in range(turns):
@@ -175,7 +175,7 @@ async def test_cancel(ends: Ends) -> None:
 
 
 async def test_a_pull_in_progress_is_cancelled_at_any_moment(ends: Ends) -> None:
-    """Even before its first step. It writes nothing after its end, and the transport continues."""
+    """A pull can be cancelled even before its first step. It writes nothing after its end, and the transport stays usable."""
     await pull(ends.reader, ends.source.metadata, [(0, 0, 64)], timeout_s=PATIENCE_S)
     for turns in range(4):
         ends.reader_memory[:] = 0
@@ -197,10 +197,10 @@ async def test_a_pull_in_progress_is_cancelled_at_any_moment(ends: Ends) -> None
 
 
 @pytest.mark.parametrize("how", ["pull", "cancel"])
-async def test_a_pull_that_was_given_up_writes_nothing_later(how: str) -> None:
-    """The source stands still while it is read over TCP, and goes on after the reader's time-out or cancel.
+async def test_an_abandoned_pull_writes_nothing_later(how: str) -> None:
+    """The source is stopped during a read over TCP, and continues after the reader's timeout or cancel.
 
-    The reader has given the memory to another request by then, whose tokens would be wrong if late bytes came.
+    By then the reader has given the memory to another request, and late bytes would make its tokens wrong.
     """
     require_part("nixl")
     async with AsyncExitStack() as stack:
@@ -211,9 +211,9 @@ async def test_a_pull_that_was_given_up_writes_nothing_later(how: str) -> None:
         source.process.send_signal(signal.SIGSTOP)
         pulling = asyncio.create_task(reader.say(f"{how} {peer} 0.2"))
         await asyncio.sleep(1.0)
-        assert not pulling.done(), "the source has not sent what it was asked for"
+        assert not pulling.done(), "the source has not sent the requested bytes"
         source.process.send_signal(signal.SIGCONT)
-        # From its end on the memory is the reader's own.
+        # From here on the memory belongs to the reader.
         assert await pulling in ("kv_pull_timeout", "cancelled")
         assert await reader.say("clear") == "clear"
         assert await source.say("metadata") == peer
@@ -221,7 +221,7 @@ async def test_a_pull_that_was_given_up_writes_nothing_later(how: str) -> None:
         assert await reader.say(f"pull {peer} {PATIENCE_S}") == "pulled"
 
 
-async def test_a_source_that_stands_still_holds_up_no_close_and_no_cancel_for_ever() -> None:
+async def test_a_stopped_source_does_not_block_close_or_cancel_forever() -> None:
     """If the source is killed, an abandoned pull ends. A transport closes although one of its pulls cannot end."""
     require_part("nixl")
     async with AsyncExitStack() as stack:
@@ -250,21 +250,22 @@ async def test_peers_beyond_the_bound_are_forgotten(peers_max: int) -> None:
     from kvmesh.kv.nixl_transport import NixlTransport
 
     async with AsyncExitStack() as stack:
-        # A peer that is known, and from which something was read, is read in the call itself; one that is not, never is.
+        # Only a peer from which the reader has read before is read within the call itself.
         ends = Ends(lambda: NixlTransport(peers_max=peers_max), stack)
         reader, mine = await ends.start(np.zeros(SIZE, np.uint8))
         sources = [(await ends.start(np.full(SIZE, 1 + i, np.uint8)))[0] for i in range(peers_max + 1)]
         for _ in range(3):
             for i, source in enumerate(sources):
                 rest = reader.pull_nowait(source.metadata, [(0, 0, 64)], timeout_s=PATIENCE_S)
-                assert rest is not None, "it was forgotten"
+                assert rest is not None, "the peer was not dropped"
                 await rest
                 assert mine[:64].tolist() == [1 + i] * 64
                 assert len(reader._peers) <= peers_max
 
 
-async def test_small_pulls_from_a_peer_that_was_read_are_over_at_once() -> None:
-    """On one machine, without a thread. Large pulls, and pulls that are not posted by the loop, take several steps."""
+async def test_small_pulls_from_a_known_peer_complete_immediately() -> None:
+    """Small pulls from a known peer on the same machine complete within the call, without a thread. Larger ones, and all pulls with
+    `inline_bytes_max=0`, do not."""
     require_part("nixl")
     from kvmesh.kv.nixl_transport import NixlTransport
 
@@ -281,7 +282,7 @@ async def test_small_pulls_from_a_peer_that_was_read_are_over_at_once() -> None:
         for rest in quick:
             if rest is not None:
                 await rest
-        assert quick.count(None) >= 10, "most are over in the call"
+        assert quick.count(None) >= 10, "most pulls must complete within the call"
         assert np.array_equal(mine[:4096], memory[100:4196])
         for each, size in ((reader, 4097), (careful, 64)):
             rest = each.pull_nowait(source.metadata, [(0, 0, size)], timeout_s=PATIENCE_S)
@@ -293,7 +294,7 @@ async def test_small_pulls_from_a_peer_that_was_read_are_over_at_once() -> None:
 
 
 async def test_close_is_idempotent_and_refuses_afterwards(ends: Ends) -> None:
-    """A closed transport raises."""
+    """Closing twice is no error, and a pull on a closed transport raises MeshError."""
     await ends.reader.aclose()
     await ends.reader.aclose()
     with pytest.raises(MeshError):
@@ -301,7 +302,7 @@ async def test_close_is_idempotent_and_refuses_afterwards(ends: Ends) -> None:
 
 
 async def test_pull_times_out_on_a_hanging_network() -> None:
-    """The deadline ends a pull when nothing answers."""
+    """The timeout ends a pull if the network does not respond."""
     network = MemoryKvNetwork(clock=SystemClock(), hangs_pulls=True)
     source, reader = MemoryTransport(network), MemoryTransport(network)
     for transport in (source, reader):

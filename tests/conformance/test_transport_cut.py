@@ -1,4 +1,4 @@
-"""A network link between two hosts is cut and heals: what becomes of NIXL's connections over TCP."""
+"""Cuts and heals a network link between two hosts, and tests NIXL's connections over TCP."""
 
 import asyncio
 

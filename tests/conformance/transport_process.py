@@ -1,11 +1,11 @@
-"""A NIXL transport in a process of its own: `source` holds ones, `reader` zeros. It answers one-line orders.
+"""A NIXL transport in its own process: `source` holds ones, `reader` zeros. It executes one-line commands.
 
-metadata            what names it
+metadata            prints its metadata
 pull PEER SECONDS   pulls all of a peer's memory: "pulled", or the reason of the failure
-cancel PEER SECONDS pulls, and cancels that after so long: "cancelled"
-clear               zeros its memory, as if another request had it now
-close-in-pull PEER  closes while it pulls: "closed"
-look                "clear" when all is zero still, else how many bytes are not
+cancel PEER SECONDS pulls, and cancels the pull after some seconds: "cancelled"
+clear               zeros its memory, as if another request used it now
+close-in-pull PEER  closes during a pull: "closed"
+look                "clear" if all bytes are still zero, else how many are not
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from kvmesh.kv.nixl_transport import NixlTransport
 from kvmesh.lifecycle import end_process
 
 SIZE = 8 << 20
-"""More than a socket's buffers hold: a source that stands still cannot have sent it all."""
+"""More than a socket's buffers hold, so that a stopped source cannot have sent everything."""
 QUIET_S = 0.5
-"""How long bytes that are under way on loopback may take. A slow machine can only hide a defect, not show one that is not there."""
+"""How long bytes in flight on loopback may take. On a slow machine the test may miss a bug, but cannot report one that does not exist."""
 
 
 async def main(role: str) -> None:

@@ -1,4 +1,4 @@
-"""TensorRT-LLM engines over the stand-in of tests/fakes, which proves nothing about the real engine."""
+"""TensorRT-LLM engines on the stand-in of tests/fakes, which proves nothing about the real engine."""
 
 import json
 import sys
@@ -18,12 +18,12 @@ from tests.conformance.engine_cases import EngineOptions, Make
 FAKE = Path(__file__).resolve().parents[1] / "fakes" / "trtllm"
 VOCABULARY = 512
 LEASE_S = 3.0
-"""The engine frees blocks that nobody pulls only when this has passed, so tests wait for it."""
+"""The engine frees blocks that are not pulled only after this time, so tests wait for it."""
 
 
 @contextmanager
 def fake_tensorrt_llm() -> Iterator[None]:
-    """`import tensorrt_llm` gives the stand-in inside."""
+    """Makes `import tensorrt_llm` import the stand-in while the context is open."""
     sys.path.insert(0, str(FAKE))
     try:
         yield
@@ -34,7 +34,7 @@ def fake_tensorrt_llm() -> Iterator[None]:
 
 
 def write_model(folder: Path) -> Path:
-    """A model that the stand-in can serve: a configuration and a file with weights."""
+    """Writes a model that the stand-in can serve: a configuration and a file of weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"vocab_size": VOCABULARY, "max_position_embeddings": 2048, "eos_token_id": [2, 3]}
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""vLLM engines for the conformance suite: each in a process of its own, forked from one that has vLLM imported."""
+"""vLLM engines for the conformance suite, each in its own process, forked from a process that has imported vLLM."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.integration.vllm_process import RemoteEngine
 
 
 class ProcessEngine(RemoteEngine):
-    """A closed engine's process is gone, which its worker would say as the engine itself does."""
+    """An engine in another process. Once that process has ended, submitting raises UnavailableError, as the engine itself does."""
 
     def submit_nowait(self, request: EngineRequest) -> None:
         """See Engine."""
@@ -26,7 +26,7 @@ class ProcessEngine(RemoteEngine):
 
 
 async def open_vllm(stack: AsyncExitStack) -> Make:
-    """A model, a fork server, and what makes an engine from them."""
+    """Prepares a model and a fork server. Returns a function that makes an engine from them."""
     folder = Path(stack.enter_context(TemporaryDirectory()))
     model = make_model(folder / "llama")
     server = await ForkServer.start(VLLM.preload)

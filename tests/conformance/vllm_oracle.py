@@ -1,4 +1,4 @@
-"""vLLM's own parsers as the oracle, in a process, over a tokenizer that has every mark as a token."""
+"""Runs vLLM's own parsers in a process, with a tokenizer that has every mark as a token."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.conformance.parser_samples import Outcome
 
 
 def write_tokenizer(directory: Path, marks: Iterable[str]) -> Path:
-    """A byte-level tokenizer without merges, with marks as tokens that are not special: they stay in decoded text."""
+    """Writes a byte-level tokenizer without merges. Marks are tokens that are not special, so that decoded text keeps them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -28,7 +28,7 @@ def write_tokenizer(directory: Path, marks: Iterable[str]) -> Path:
 
 
 class VllmOracle:
-    """Asks `kvmesh.engines.vllm.parsers`."""
+    """A client of the process `kvmesh.engines.vllm.parsers`."""
 
     def __init__(self, tokenizer: Path) -> None:
         self._process = subprocess.Popen(
@@ -47,14 +47,14 @@ class VllmOracle:
         return answer
 
     def ask(self, **message: Any) -> dict[str, Any]:
-        """One message and its answer."""
+        """Sends one message and returns its response."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message) + "\n")
         self._process.stdin.flush()
         return self._read()
 
     def whole(self, tool: str, reasoning: str, tools: Mapping[str, Any], text: str) -> Outcome | str:
-        """What vLLM makes of a whole answer, or the words with which it fails."""
+        """Returns what vLLM's parser returns for a whole answer, or the message of its error."""
         functions = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in tools.items()]
         answer = self.ask(op="whole", tool=tool, reasoning=reasoning, tools=functions if tool else [], text=text)
         if "error" in answer:
@@ -67,5 +67,4 @@ class VllmOracle:
         )
 
     def close(self) -> None:
-        """Ends the process."""
         self._process.communicate()

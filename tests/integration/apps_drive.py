@@ -1,4 +1,4 @@
-"""What the official clients do to a whole mesh, whichever engine it has: responses, messages, files and batches."""
+"""Calls of the official clients to a whole mesh with any engine: responses, messages, files and batches."""
 
 import asyncio
 import json
@@ -21,17 +21,18 @@ CITY: dict[str, Any] = {
 
 
 def openai_client(mesh: RunningMesh) -> openai.AsyncOpenAI:
-    """Without retries, which would hide failures."""
+    """Returns a client without retries, which would hide failures."""
     return openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
 
 
 def anthropic_client(mesh: RunningMesh) -> anthropic.AsyncAnthropic:
-    """Likewise."""
+    """Returns a client without retries, which would hide failures."""
     return anthropic.AsyncAnthropic(base_url=mesh.url, api_key="none", max_retries=0)
 
 
 async def converse_in_responses(mesh: RunningMesh) -> None:
-    """Two turns, the second streamed; it is stored, and deleted when asked; a later prompt's beginning is found in the cache."""
+    """Runs a conversation of two responses, the second one streamed. Checks that they are stored, can be deleted, and that a later prompt's
+    beginning is cached."""
     async with openai_client(mesh) as client:
         first = await client.responses.create(model="demo", input="tell me something " * 20, max_output_tokens=20)
         assert first.output_text and first.usage is not None
@@ -47,7 +48,7 @@ async def converse_in_responses(mesh: RunningMesh) -> None:
         assert second.usage is not None
         assert second.usage.input_tokens > first.usage.input_tokens + 10
         assert (await client.responses.retrieve(second.id)).output_text == text
-        # On a busy machine another worker than the first turn's may be the sooner one, once or twice.
+        # On a busy machine the router may choose another worker than for the first response, so the cache may take a few turns.
         cached, previous = second.usage.input_tokens_details.cached_tokens, second.id
         for _ in range(5):
             if cached:
@@ -62,7 +63,7 @@ async def converse_in_responses(mesh: RunningMesh) -> None:
 
 
 async def force_in_responses(mesh: RunningMesh) -> None:
-    """A schema and a forced call; the call's result goes back in."""
+    """Forces a JSON schema and then a tool call, and sends the call's result."""
     form: Any = {"format": {"type": "json_schema", "name": "w", "schema": CITY, "strict": True}}
     tool: Any = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}
     async with openai_client(mesh) as client:
@@ -78,14 +79,14 @@ async def force_in_responses(mesh: RunningMesh) -> None:
         assert call.type == "function_call" and call.name == "get_weather"
         jsonschema.validate(json.loads(call.arguments), CITY)
         result: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
-        told = await client.responses.create(
+        reply = await client.responses.create(
             input=result, previous_response_id=asked.id, tool_choice="none", **{**options, "max_output_tokens": 10}
         )
-        assert told.output_text and told.usage is not None and told.usage.output_tokens <= 10
+        assert reply.output_text and reply.usage is not None and reply.usage.output_tokens <= 10
 
 
 async def converse_in_messages(mesh: RunningMesh) -> None:
-    """Whole and streamed say the same; the count is the prompt's."""
+    """Checks that the streamed message equals the whole one, and that the token count equals the prompt's tokens."""
     options: Any = {"model": "demo", "max_tokens": 20, "messages": WORDS, "extra_body": {"temperature": 0}}
     async with anthropic_client(mesh) as client:
         whole = await client.messages.create(**options)
@@ -99,7 +100,7 @@ async def converse_in_messages(mesh: RunningMesh) -> None:
 
 
 async def force_in_messages(mesh: RunningMesh) -> None:
-    """A forced call, whole and streamed, valid for its schema; its result goes back in."""
+    """Forces a tool call, whole and streamed, checks its arguments, and sends its result."""
     options: Any = {
         "model": "demo", "max_tokens": 200, "messages": WORDS, "extra_body": {"temperature": 0},
         "tools": [{"name": "get_weather", "input_schema": CITY}],
@@ -118,14 +119,15 @@ async def force_in_messages(mesh: RunningMesh) -> None:
             *WORDS, {"role": "assistant", "content": [use]},
             {"role": "user", "content": [result]},
         ]  # fmt: skip
-        told = await client.messages.create(model="demo", max_tokens=5, messages=turns)
-        assert told.content[0].type == "text" and told.usage.output_tokens <= 5
+        reply = await client.messages.create(model="demo", max_tokens=5, messages=turns)
+        assert reply.content[0].type == "text" and reply.usage.output_tokens <= 5
 
 
 async def run_batch(
     mesh: RunningMesh, endpoint: Any, bodies: Sequence[dict[str, Any]], timeout_s: float = 60
 ) -> tuple[list[Any], list[Any]]:
-    """Uploads a file of these requests, numbered c0 and on, and runs it: records of the output and of the error file."""
+    """Uploads a file of these requests with the ids c0, c1 and so on, and runs it. Returns the records of the output file and of the error
+    file."""
     lines = [{"custom_id": f"c{i}", "method": "POST", "url": endpoint, "body": each} for i, each in enumerate(bodies)]
     async with openai_client(mesh) as client:
         data = "\n".join(json.dumps(line) for line in lines).encode()
@@ -146,7 +148,8 @@ async def _records(client: openai.AsyncOpenAI, file_id: str | None) -> list[Any]
 
 
 async def run_good_and_bad(mesh: RunningMesh, endpoint: str, body: dict[str, Any], field: str) -> Any:
-    """A line that is right and one that is wrong: told by its field, and spoiling no other. Gives what answered the first."""
+    """Runs a batch of a valid and an invalid line. The error names the field and does not affect the valid line. Returns the body of the
+    valid line's response."""
     bodies = [body, {**body, "no_such_field": 1}]
     (good,), (bad,) = await run_batch(mesh, endpoint, bodies)
     assert (good["custom_id"], good["response"]["status_code"]) == ("c0", 200)

@@ -1,4 +1,4 @@
-"""A whole mesh of real processes for a test: `kvmesh up` in a child, found by its state file, ended by its pid."""
+"""A whole mesh of real processes for a test: runs `kvmesh up` in a child process, reads its state file, and stops it by pid."""
 
 import asyncio
 import contextlib
@@ -22,24 +22,24 @@ from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.05
-"""Between two checks of a condition. Most of them open a connection, and the mesh needs the processor."""
+"""Time between two checks of a condition. Most checks open a connection, and the mesh needs the CPU."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RunningMesh:
-    """One `kvmesh up`."""
+    """One running `kvmesh up`."""
 
     process: asyncio.subprocess.Process
     directory: Path
     url: str = ""
     registry: str = ""
-    """Its address."""
+    """Address of the registry."""
     target: MeshTarget = field(default_factory=lambda: MeshTarget(address=""))
-    """What an operator needs to reach the registry and the services."""
+    """The addresses and credentials that an operator needs to reach the registry and the services."""
     output: list[str] = field(default_factory=list)
 
     def pids(self, service: str) -> list[int]:
-        """Process ids of a service's children, in the order they were started."""
+        """Returns the process ids of a service, in the order in which they were started."""
         found = []
         for child in descendants(self.process.pid):
             if f"services.{service}".encode() in command_line(child):
@@ -48,24 +48,24 @@ class RunningMesh:
 
     @property
     def flags(self) -> Sequence[str]:
-        """Flags of commands that are about this mesh."""
+        """Flags for commands that operate on this mesh."""
         assert self.target.credentials is not None
         return ("--consul", self.registry, "--credentials", str(self.target.credentials.folder))
 
     @property
     def service_flags(self) -> Sequence[str]:
-        """Flags of a service that a test adds to the mesh."""
+        """Flags for a service that a test adds to the mesh."""
         assert self.target.credentials is not None
         return ("--discovery-address", self.registry, "--discovery-checks-tls", *self.target.credentials.argv)
 
     def logs(self) -> str:
-        """The end of every log, for a failure's message."""
+        """Returns the end of every log, for the message of a failed test."""
         parts = [f"== {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.directory.glob("*.log"))]
         return "\n".join(["== up", *self.output[-40:], *parts])
 
 
 def command_line(pid: int) -> list[bytes]:
-    """The words of a process's command; none when it has ended."""
+    """Returns the words of a process's command; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):
@@ -73,11 +73,11 @@ def command_line(pid: int) -> list[bytes]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All descendants."""
+    """Returns all descendants of a process."""
     found: list[int] = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The process ended meanwhile.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The process has ended.
         for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread did.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread has ended.
                 for word in (task / "children").read_text().split():
                     found += [int(word), *descendants(int(word))]
     return found
@@ -92,9 +92,9 @@ async def running_mesh(
     token: str = "",
     prefix: Sequence[str] = (),
 ) -> AsyncIterator[RunningMesh]:
-    """Starts a mesh, waits until it can answer, stops it at the end and checks that nothing is left.
+    """Starts a mesh and waits until it can serve requests. At the end, stops it and checks that no process is left.
 
-    `prefix`: a program that the command's words are given to, and that becomes the command.
+    `prefix`: a program and its arguments, which gets the command's words as further arguments and executes them.
     """
     state = directory / "mesh.json"
     process = await asyncio.create_subprocess_exec(
@@ -122,7 +122,7 @@ async def running_mesh(
     finally:
         left = descendants(process.pid) if process.returncode is None else []
         if process.returncode is None:
-            process.send_signal(signal.SIGINT)  # What Ctrl-C sends.
+            process.send_signal(signal.SIGINT)  # As Ctrl-C does.
         await asyncio.wait_for(process.wait(), 60)
         reader.cancel()
         alive = [pid for pid in left if process_state(pid) != "Z"]
@@ -135,7 +135,7 @@ async def running_mesh(
 async def joined_workers(
     mesh: RunningMesh, directory: Path, *argv: str, ready_timeout_s: float = 90.0
 ) -> AsyncIterator[RunningMesh]:
-    """Workers of another `kvmesh up` that join the mesh. Waits until they are registered, stops them at the end."""
+    """Starts another `kvmesh up` whose workers join the mesh, and waits until they are registered. Stops it at the end."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -168,7 +168,7 @@ async def _wait_ready(mesh: RunningMesh, reader: asyncio.Task[None]) -> None:
     state = mesh.directory / "mesh.json"
     while not state.exists():
         if mesh.process.returncode is not None:
-            # Its last lines say why.
+            # The last lines of the output give the reason.
             await asyncio.wait({reader}, timeout=PATIENCE_S)
             raise AssertionError(mesh.logs())
         await asyncio.sleep(0.02)
@@ -178,7 +178,7 @@ async def _wait_ready(mesh: RunningMesh, reader: asyncio.Task[None]) -> None:
 
 
 async def _wait_prefill(mesh: RunningMesh) -> None:
-    """Simulated prefill workers join after the mesh answers already; until a router has seen them it uses none."""
+    """Waits until the routers use all prefill workers. Simulated prefill workers join after the mesh can already serve requests."""
     wanted = sum("prefill-" in word for line in mesh.output if "starting" in line for word in line.split(","))
     registry, channels = mesh.target.registry(), mesh.target.channels()
     try:
@@ -197,10 +197,10 @@ async def _usable_prefills(router: GrpcRouterClient) -> int:
 
 
 def process_state(pid: int) -> str:
-    """As in /proc; Z when it has ended."""
+    """Returns the state in /proc; Z if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):  # Gone, or gone between the opening and the reading.
+    except (FileNotFoundError, ProcessLookupError):  # It may end between opening and reading the file.
         return "Z"
 
 
@@ -211,7 +211,7 @@ async def _read_lines(process: asyncio.subprocess.Process, lines: list[str]) -> 
 
 
 async def chat(url: str, text: str, *, model: str = "demo", **options: object) -> dict[str, object]:
-    """One chat completion, not streamed."""
+    """Runs one chat completion without streaming."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], **options}
     async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as response:
         answer: dict[str, object] = await response.json()
@@ -220,18 +220,18 @@ async def chat(url: str, text: str, *, model: str = "demo", **options: object) -
 
 
 def worker_metric(text: str, name: str) -> float:
-    """The sum of a metric's samples in a Prometheus exposition."""
+    """Returns the sum of a metric's samples in a Prometheus exposition."""
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith((name + "{", name + " ")))
 
 
 async def metrics_text(host: str, port: int) -> str:
-    """One service's metrics."""
+    """Returns the metrics of one service."""
     async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}/metrics") as response:
         return await response.text()
 
 
 async def wait_until(condition: Callable[[], object], timeout_s: float, what: str | Callable[[], str]) -> None:
-    """Polls an async or plain condition until it is true. AssertionError with `what` if it stays false."""
+    """Polls a plain or async condition until it is true. Raises AssertionError with `what` on timeout."""
     try:
         async with asyncio.timeout(timeout_s) as timeout:
             while True:
@@ -248,12 +248,12 @@ async def wait_until(condition: Callable[[], object], timeout_s: float, what: st
 
 
 def argv_simulated(*more: str) -> Sequence[str]:
-    """Flags of a small simulated mesh."""
+    """Returns the flags of a small simulated mesh."""
     return ("--engine", "simulated", "--greeting", "", *more)
 
 
 async def grpc_address(mesh: RunningMesh) -> tuple[str, int]:
-    """Where the frontend takes gRPC calls, and the port of its metrics."""
+    """Returns the frontend's gRPC address, and the port of its metrics."""
     registry = mesh.target.registry()
     try:
         (frontend,) = (await registry.instances(FRONTEND)).instances

@@ -1,4 +1,4 @@
-"""An environment without compilers, in which whatever compiles fails or leaves files."""
+"""An environment without compilers, in which compilation fails or leaves files."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "icx", "icpx", "nvcc
 
 
 def environment_without_compilers(folder: Path) -> dict[str, str]:
-    """Variables for a child process; caches of compilers are below `folder`/caches."""
+    """Returns the variables for a child process. The caches of compilers are below `folder`/caches."""
     caches = folder / "caches"
     return {
         "PATH": str(commands_without_compilers(folder / "bin")),
@@ -20,12 +20,12 @@ def environment_without_compilers(folder: Path) -> dict[str, str]:
 
 
 def compiled_files(folder: Path) -> list[Path]:
-    """What was compiled by a process in the environment of `folder`."""
+    """Returns the files that processes in the environment of `folder` compiled."""
     return [path for path in (folder / "caches").rglob("*") if path.is_file()]
 
 
 def commands_without_compilers(folder: Path) -> Path:
-    """Links to all commands on PATH except compilers, whose names may have a prefix and a version."""
+    """Creates links to all commands on PATH except compilers, whose names may have a prefix and a version."""
     folder.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):
         for command in Path(place).iterdir() if Path(place).is_dir() else ():

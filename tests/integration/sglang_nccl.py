@@ -1,4 +1,4 @@
-"""Runs in a fork of the SGLang fork server: what a rank on a CPU finds in place of NCCL."""
+"""Runs in a fork of the SGLang fork server: checks what replaces NCCL for a rank on a CPU."""
 
 from importlib import import_module
 
@@ -8,7 +8,7 @@ pynccl = import_module("sglang.srt.distributed.device_communicators.pynccl")
 
 
 def loaded(_: object) -> None:
-    """Stands for the library of a CUDA build of torch."""
+    """Replaces the library of a CUDA build of torch."""
     print("loaded")
 
 

@@ -1,4 +1,4 @@
-"""Real Prometheus with the alert rules of `compose/`: each of them fires on the metrics that it names."""
+"""Runs real Prometheus with the alert rules of `compose/`: each rule fires on the metrics that it names."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ scrape_configs:
 
 
 def test_the_routers_metrics_have_the_names_of_the_rules() -> None:
-    """A renamed metric would silence its alert."""
+    """The router has all metrics that the alert rules name, because a renamed metric would disable its alert."""
     telemetry = Telemetry.create("router", registry=CollectorRegistry())
     RouterMetrics(telemetry.instruments, core())
     there = {metric.name for metric in telemetry.registry.collect()}
@@ -35,7 +35,7 @@ def test_the_routers_metrics_have_the_names_of_the_rules() -> None:
 
 
 async def test_every_alert_fires(start_prometheus: Callable[[Path], Server], tmp_path: Path) -> None:
-    """With the cause present, and with shorter waits than in production. Nothing listens on port 1."""
+    """Each alert fires if its cause is present. The test uses shorter waits than production, and port 1 for a target that is down."""
     registry = CollectorRegistry()
     labels = ("instance", "model")
     Gauge("kvmesh_worker_failing_kv_paths", "d", labels, registry=registry).labels("decode-1", "demo").set(2)

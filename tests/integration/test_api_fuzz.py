@@ -1,4 +1,4 @@
-"""Bodies that no client would send: an answer or a 4xx with an error object, never a 5xx, and nothing left behind."""
+"""Request bodies that no client would send get a response or a 4xx with an error object, never a 5xx, and leave no state behind."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_mutated_bodies(model: ServedModel, seed: int, tmp_path: Path) -> None:
-    """Over all endpoints that take a JSON object."""
+    """Sends mutated bodies to all endpoints that accept a JSON object."""
     rng = random.Random(seed)
     answers = [model.text.tokenise(text, adds_special_tokens=False) for text in ANSWERS]
     statuses: dict[int, int] = {}
@@ -46,7 +46,7 @@ async def test_mutated_bodies(model: ServedModel, seed: int, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("seed", [3])
 async def test_all_json_endpoints(seed: int, tmp_path: Path) -> None:
-    """Responses, messages and batches too, and bytes that are not JSON; `python -m tests.fuzz` does it with 100 000 bodies."""
+    """Also tests responses, messages and batches, and bodies that are not JSON. `python -m tests.fuzz` sends 100 000 bodies."""
     findings = await fuzz(tmp_path, bodies=2000, seed=seed)
     assert not findings.failures, findings.failures[0]
     assert findings.statuses[200] > 200 and findings.statuses[400] > 1000

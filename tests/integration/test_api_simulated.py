@@ -1,4 +1,4 @@
-"""The OpenAI API on a whole mesh of simulated engines, asked by the official client."""
+"""The OpenAI API on a whole mesh of simulated engines, called by the official client."""
 
 import base64
 import json
@@ -40,7 +40,7 @@ PERSON: dict[str, Any] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
-    """Prefill and decode apart, so that every feature is seen with handed-over KV."""
+    """Has separate prefill and decode workers, so that every feature is tested with KV that was handed off."""
     argv = argv_simulated("--prefill", "1", "--decode", "1")
     async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv) as running:
         yield running
@@ -65,7 +65,7 @@ async def answer(client: openai.AsyncOpenAI, **options: Any) -> str:
 
 
 async def test_json_schema_and_object(client: openai.AsyncOpenAI) -> None:
-    """Every answer validates, whole and streamed; seeds give different ones, and the same seed the same."""
+    """Every answer matches the schema, whole and streamed. The same seed gives the same answer, and different seeds different ones."""
     form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
     answers = [await answer(client, response_format=form, seed=seed, temperature=1) for seed in (*range(8), 0)]
     for text in answers:
@@ -81,7 +81,7 @@ async def test_json_schema_and_object(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_choices_with_structured_output(client: openai.AsyncOpenAI) -> None:
-    """Each choice has a document of its own."""
+    """Each choice is a valid document, and they differ."""
     form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
     whole = await client.chat.completions.create(
         model="demo", messages=MESSAGES, response_format=form, n=4, seed=5, temperature=1, max_tokens=2000
@@ -119,15 +119,17 @@ async def test_choices_with_structured_output(client: openai.AsyncOpenAI) -> Non
         ),
     ],
 )
-async def test_engines_words_for_constraints(client: openai.AsyncOpenAI, fields: dict[str, Any], pattern: str) -> None:
-    """Each of them reaches the engine, in chat and in completions."""
+async def test_field_names_of_engines_for_constraints(
+    client: openai.AsyncOpenAI, fields: dict[str, Any], pattern: str
+) -> None:
+    """Each name that an engine uses for a constraint works, in chats and completions."""
     assert re.fullmatch(pattern, await answer(client, extra_body=fields))
     completion = await client.completions.create(model="demo", prompt="Say", max_tokens=200, extra_body=fields)
     assert re.fullmatch(pattern, completion.choices[0].text)
 
 
-async def test_what_the_engine_cannot_constrain_is_refused(mesh: RunningMesh) -> None:
-    """A grammar, a schema with a word that it does not know, a broken expression: 400, never a 5xx and never ignored."""
+async def test_unsupported_constraints_are_refused(mesh: RunningMesh) -> None:
+    """A grammar, an unsupported schema keyword and an invalid expression each give a 400. None is ignored or gives a 5xx."""
     for fields, reason in (
         ({"guided_grammar": 'root ::= "a"'}, "unsupported"),
         ({"ebnf": 'root ::= "a"'}, "unsupported"),
@@ -140,7 +142,7 @@ async def test_what_the_engine_cannot_constrain_is_refused(mesh: RunningMesh) ->
 
 
 async def test_echo_with_logprobs(client: openai.AsyncOpenAI) -> None:
-    """The prompt's tokens come first, with log-probabilities from the second on; streamed it is the same."""
+    """With echo the prompt's tokens come first, with log-probabilities from the second on. The streamed answer is the same."""
     options: Any = {"model": "demo", "prompt": "One two three four", "max_tokens": 6, "echo": True, "logprobs": 2}
     whole = await client.completions.create(**options)
     choice = whole.choices[0]
@@ -161,7 +163,7 @@ async def test_echo_with_logprobs(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_scoring_a_prompt_alone(mesh: RunningMesh) -> None:
-    """`max_tokens` 0 with echo: what evaluation harnesses ask."""
+    """`max_tokens` 0 with echo scores a prompt without generating, as evaluation harnesses do."""
     body = {"model": "demo", "prompt": ["One two", "Three"], "max_tokens": 0, "echo": True, "logprobs": 0}
     status, found = await post(mesh, "/v1/completions", body)
     assert status == 200, found
@@ -171,8 +173,8 @@ async def test_scoring_a_prompt_alone(mesh: RunningMesh) -> None:
     assert found["usage"]["completion_tokens"] == 0
 
 
-async def test_prompt_logprobs_as_vllm_has_them(mesh: RunningMesh) -> None:
-    """Per token the candidates by id, nothing for the first, with handed-over KV out of the way."""
+async def test_prompt_logprobs_have_vllms_format(mesh: RunningMesh) -> None:
+    """Each prompt token except the first has its candidates by token id."""
     body = {"model": "demo", "messages": MESSAGES, "prompt_logprobs": 2, "return_token_ids": True, "max_tokens": 2}
     status, found = await post(mesh, "/v1/chat/completions", body)
     assert status == 200, found
@@ -188,9 +190,10 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 async def test_embeddings(mesh: RunningMesh, client: openai.AsyncOpenAI) -> None:
-    """Unit vectors in the order of the inputs, the same for text and its tokens, closer for closer texts."""
+    """Embeddings are unit vectors in the order of the inputs, equal for a text and its tokens, and closer for similar texts. Dimensions and
+    encodings work."""
     texts = ["the sky is blue", "the sky is grey", "seventeen green lizards"]
-    found = await client.embeddings.create(model="demo", input=texts)  # The client asks for base64.
+    found = await client.embeddings.create(model="demo", input=texts)  # The client requests base64.
     vectors = [each.embedding for each in found.data]
     assert [each.index for each in found.data] == [0, 1, 2]
     assert all(math.isclose(cosine(vector, vector), 1, rel_tol=1e-5) for vector in vectors)
@@ -228,13 +231,13 @@ async def test_embeddings(mesh: RunningMesh, client: openai.AsyncOpenAI) -> None
     ],
 )
 async def test_wrong_embedding_requests(mesh: RunningMesh, body: dict[str, Any], status: int, field: str) -> None:
-    """Refused with the field's name."""
+    """Invalid requests are refused, and the error names the field."""
     got, answer = await post(mesh, "/v1/embeddings", {"model": "demo", **body})
     assert (got, answer["error"]["param"]) == (status, field), answer
 
 
-async def test_tokenize_and_back(mesh: RunningMesh) -> None:
-    """Text, a conversation as the model sees it, and the way back."""
+async def test_tokenize_and_detokenize(mesh: RunningMesh) -> None:
+    """Tokenising works for text and for conversations, and detokenising restores the text. Invalid requests give a 400."""
     _, found = await post(mesh, "/tokenize", {"model": "demo", "prompt": "naïve 日本", "return_token_strs": True})
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
     status, text = await post(mesh, "/v1/detokenize", {"model": "demo", "tokens": found["tokens"]})
@@ -249,7 +252,7 @@ async def test_tokenize_and_back(mesh: RunningMesh) -> None:
 
 
 async def test_continuing_the_last_message(mesh: RunningMesh) -> None:
-    """The prompt ends where the assistant's words end."""
+    """The prompt ends where the assistant's message ends. The field excludes `add_generation_prompt`."""
     messages = [*MESSAGES, {"role": "assistant", "content": "The weather is"}]
     body = {"model": "demo", "messages": messages, "continue_final_message": True, "max_tokens": 1}
     _, whole = await post(mesh, "/v1/chat/completions", body | {"return_token_ids": True})
@@ -260,7 +263,7 @@ async def test_continuing_the_last_message(mesh: RunningMesh) -> None:
 
 
 async def test_usage_in_every_event(client: openai.AsyncOpenAI) -> None:
-    """Counts only go up, and end at the totals."""
+    """The token counts in events never decrease, and the last one is the total."""
     stream = await client.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=10, stream=True,
         stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
@@ -270,7 +273,7 @@ async def test_usage_in_every_event(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_stop_string_can_be_kept(mesh: RunningMesh) -> None:
-    """`include_stop_str_in_output`: the text ends with it."""
+    """With `include_stop_str_in_output` the text ends with the stop string."""
     body: dict[str, Any] = {"model": "demo", "prompt": "Once", "max_tokens": 30, "temperature": 0}
     _, free = await post(mesh, "/v1/completions", body)
     stop = free["choices"][0]["text"][10:13]
@@ -280,7 +283,7 @@ async def test_stop_string_can_be_kept(mesh: RunningMesh) -> None:
 
 
 async def test_logit_bias(mesh: RunningMesh, client: openai.AsyncOpenAI) -> None:
-    """A token that must come comes."""
+    """A token with a large bias is always generated."""
     _, found = await post(mesh, "/tokenize", {"prompt": " hello", "add_special_tokens": False})
     token_id = str(found["tokens"][-1])
     whole = await client.completions.create(model="demo", prompt="Say", max_tokens=3, logit_bias={token_id: 100})
@@ -288,8 +291,8 @@ async def test_logit_bias(mesh: RunningMesh, client: openai.AsyncOpenAI) -> None
     assert whole.choices[0].text == word["prompt"]
 
 
-async def test_headers_steer_a_request(mesh: RunningMesh) -> None:
-    """A deadline ends a request, pins need a setting that allows them, and what makes no sense is refused by name."""
+async def test_headers_control_a_request(mesh: RunningMesh) -> None:
+    """A timeout header ends a request, pins need a setting that allows them, and errors name an invalid header."""
     body = {"model": "demo", "messages": MESSAGES, "max_tokens": 4}
     assert (await post(mesh, "/v1/chat/completions", body, **{"x-session-id": "s1"}))[0] == 200
     status, answer = await post(mesh, "/v1/chat/completions", body, **{"x-request-timeout": "soon"})
@@ -303,7 +306,8 @@ async def test_headers_steer_a_request(mesh: RunningMesh) -> None:
 
 
 async def test_the_same_over_grpc(mesh: RunningMesh, client: openai.AsyncOpenAI) -> None:
-    """Embed, Generate with the prompt's log-probabilities, Chat with a forced tool: what HTTP says."""
+    """Over gRPC, Embed returns the same vectors as over HTTP, Generate returns log-probabilities of the prompt, and Chat makes a forced tool
+    call."""
     registry = mesh.target.registry()
     (frontend,) = (await registry.instances(FRONTEND)).instances
     await registry.aclose()
@@ -360,7 +364,7 @@ NAMED: Any = {"type": "function", "function": {"name": "move"}}
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 async def test_forced_tool_calls(client: openai.AsyncOpenAI, choice: Any, seed: int) -> None:
-    """The answer is calls with valid arguments and nothing else, whole and streamed."""
+    """The answer consists only of calls with valid arguments, whole and streamed."""
     options: Any = {
         "model": "demo", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "seed": seed, "temperature": 1,
     }  # fmt: skip
@@ -381,7 +385,7 @@ async def test_forced_tool_calls(client: openai.AsyncOpenAI, choice: Any, seed: 
 
 
 async def test_one_call_at_most(client: openai.AsyncOpenAI) -> None:
-    """`parallel_tool_calls` false with required; an allowed tool only, where some are named."""
+    """With `parallel_tool_calls` false there is exactly one call, and only of an allowed tool if some are named."""
     allowed: Any = {
         "type": "allowed_tools",
         "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "stop"}}]},
@@ -396,8 +400,8 @@ async def test_one_call_at_most(client: openai.AsyncOpenAI) -> None:
             assert len(calls) == 1 and calls[0].type == "function" and calls[0].function.name in names
 
 
-async def test_strict_tools_keep_to_their_schema_under_auto(client: openai.AsyncOpenAI) -> None:
-    """The model's own marks stay; the engine's grammar says what stands between them."""
+async def test_strict_tools_follow_their_schema_under_auto(client: openai.AsyncOpenAI) -> None:
+    """The model's own marks open and close a call; the engine's grammar constrains the text between them."""
     tools: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER, "strict": True}}]
     for seed in range(5):
         whole = await client.chat.completions.create(
@@ -411,7 +415,7 @@ async def test_strict_tools_keep_to_their_schema_under_auto(client: openai.Async
 
 
 async def test_forced_call_cut_off_by_max_tokens(client: openai.AsyncOpenAI) -> None:
-    """What came of the arguments is there, and the reason says that it is not all."""
+    """The partial arguments are returned, with the finish reason `length`."""
     whole = await client.chat.completions.create(
         model="demo", messages=MESSAGES, tools=TOOLS, tool_choice=NAMED, max_tokens=2
     )

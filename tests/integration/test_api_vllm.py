@@ -1,4 +1,4 @@
-"""Structured output, forced tools and scored prompts on vLLM, prefill and decode apart, without a compiler on PATH."""
+"""Structured output, forced tools and scored prompts on vLLM, with separate prefill and decode workers and no compiler on PATH."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
     env = environment_without_compilers(workshop)
     async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv, ready_timeout_s=180, env=env) as mesh:
         yield mesh
-    assert compiled_files(workshop) == [], "some request was compiled for"
+    assert compiled_files(workshop) == [], "a request caused a compilation"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -55,7 +55,7 @@ async def client(mesh: RunningMesh) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_tritonclient(mesh: RunningMesh) -> None:
-    """The Open Inference Protocol, whole and streamed, with prefill and decode apart."""
+    """The Open Inference Protocol works, whole and streamed, with separate prefill and decode workers."""
     seen = await drive(mesh)
     assert seen["about"]["model_ready"] == [True, True]
     assert seen["unary"]["whole"][0].startswith("one two three") and len(seen["unary"]["text"]) == 2
@@ -76,13 +76,13 @@ async def test_tritonclient(mesh: RunningMesh) -> None:
     ids=["choice", "regex", "grammar", "json"],
 )
 async def test_constraints(client: openai.AsyncOpenAI, fields: dict[str, Any], pattern: str) -> None:
-    """The engine's grammar decides, with the prompt's KV from the prefill worker."""
+    """The answer matches the constraint when the prompt's KV comes from the prefill worker."""
     whole = await client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=60, extra_body=fields)
     assert re.fullmatch(pattern, whole.choices[0].message.content or ""), whole
 
 
 async def test_json_schema(client: openai.AsyncOpenAI) -> None:
-    """Valid for the schema."""
+    """The answer matches the schema."""
     form: Any = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER, "strict": True}}
     whole = await client.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=200, response_format=form, temperature=0
@@ -92,7 +92,7 @@ async def test_json_schema(client: openai.AsyncOpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_forced_tools(client: openai.AsyncOpenAI, stream: bool) -> None:
-    """Required and named: calls with valid arguments, whole and streamed."""
+    """With `required` and with a named tool, the calls have valid arguments, whole and streamed."""
     named: Any = {"type": "function", "function": {"name": "get_weather"}}
     for choice in ("required", named):
         options: Any = {
@@ -112,7 +112,7 @@ async def test_forced_tools(client: openai.AsyncOpenAI, stream: bool) -> None:
 
 
 async def test_strict_tools_by_structural_tags(client: openai.AsyncOpenAI) -> None:
-    """What the model calls by itself is valid; text stays possible."""
+    """Calls that the model makes by itself have valid arguments. The model may also answer with text."""
     tools: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER, "strict": True}}]
     whole = await client.chat.completions.create(
         model="demo", messages=MESSAGES, tools=tools, max_tokens=200, temperature=0
@@ -125,7 +125,7 @@ async def test_strict_tools_by_structural_tags(client: openai.AsyncOpenAI) -> No
 
 
 async def test_a_scored_text_has_the_logprobs_it_was_generated_with(client: openai.AsyncOpenAI) -> None:
-    """Greedy tokens scored as a prompt: the same probabilities, whichever worker computed them."""
+    """Greedy tokens scored as a prompt have the same log-probabilities, whichever worker computed them."""
     prompt = "The weather today is nice and the sky is very blue, so we go out and"
     options: Any = {"model": "demo", "temperature": 0, "logprobs": 1, "extra_body": {"return_token_ids": True}}
     made: Any = (await client.completions.create(prompt=prompt, max_tokens=8, **options)).choices[0]
@@ -136,12 +136,12 @@ async def test_a_scored_text_has_the_logprobs_it_was_generated_with(client: open
     assert found.token_logprobs[0] is None and len(found.tokens) == len(token_ids)
     assert found.tokens[-8:] == made.logprobs.tokens
     assert found.token_logprobs[-8:] == pytest.approx(made.logprobs.token_logprobs, abs=2e-2)
-    # Greedy tokens are the best ones.
+    # Greedy tokens have the highest probability.
     assert [max(top, key=lambda token: top[token]) for top in found.top_logprobs[-8:]] == found.tokens[-8:]
 
 
 async def test_seeded_prompts_that_take_many_steps(client: openai.AsyncOpenAI) -> None:
-    """Scored and sampled at once, by one request and by many: the same seed gives the same tokens, and no worker dies."""
+    """Long prompts are scored and sampled at the same time, by one request and by many. The same seed gives the same tokens."""
     prompts = [[300 + (number * 7 + index * 11) % 1700 for index in range(1200)] for number in range(4)]
     options: Any = {
         "model": "demo",
@@ -157,8 +157,8 @@ async def test_seeded_prompts_that_take_many_steps(client: openai.AsyncOpenAI) -
     assert [whole[0] for whole in answers[:4]] == [choice.token_ids[-8:] for choice in scored.choices]
 
 
-async def test_what_vllm_cannot_compile_is_refused(client: openai.AsyncOpenAI) -> None:
-    """A broken expression is the client's mistake."""
+async def test_invalid_expressions_are_refused(client: openai.AsyncOpenAI) -> None:
+    """An invalid regular expression is the client's error."""
     with pytest.raises(openai.BadRequestError):
         await client.chat.completions.create(
             model="demo", messages=MESSAGES, max_tokens=5, extra_body={"guided_regex": "(["}
@@ -166,13 +166,13 @@ async def test_what_vllm_cannot_compile_is_refused(client: openai.AsyncOpenAI) -
 
 
 async def test_responses(mesh: RunningMesh) -> None:
-    """A conversation with a store, a schema and a forced call."""
+    """The Responses API supports a stored conversation, a schema and a forced call."""
     await apps_drive.converse_in_responses(mesh)
     await apps_drive.force_in_responses(mesh)
 
 
 async def test_messages(mesh: RunningMesh) -> None:
-    """The anthropic client: whole, streamed, counted, with a forced call."""
+    """The Messages API works with the anthropic client: whole, streamed, token counts, and a forced call."""
     await apps_drive.converse_in_messages(mesh)
     await apps_drive.force_in_messages(mesh)
 
@@ -186,18 +186,18 @@ async def test_messages(mesh: RunningMesh) -> None:
     ],
 )
 async def test_a_batch(mesh: RunningMesh, endpoint: str, body: dict[str, Any], field: str) -> None:
-    """Files and batches over engines that compute; embeddings with the pooling model below."""
+    """Batches run on real engines, and invalid lines do not affect others. The last test below covers embeddings."""
     body = await apps_drive.run_good_and_bad(mesh, endpoint, {"model": "demo", **body}, field)
     assert body["usage"]["total_tokens"] > 2
 
 
 async def test_a_worker_changes_roles(mesh: RunningMesh) -> None:
-    """Under load, with the tokens of the mesh before the change."""
+    """A worker changes its role under load, and the mesh gives the same tokens as before."""
     await check_roles(mesh)
 
 
 async def test_embeddings_of_a_pooling_model(tmp_path: Path) -> None:
-    """A mesh of one worker whose model gives vectors and nothing else."""
+    """A mesh of one worker serves a model that only computes embeddings."""
     require_part("vllm")
     model = add_tokenizer(make_model(tmp_path / "vectors"))
     engine = "--engine-args=--vllm-runner pooling --no-vllm-has-kv-transfer"

@@ -1,4 +1,4 @@
-"""The commands for backup and restore in docs/deploy/README.md, run on stores that are in use."""
+"""Runs the commands for backup and restore in docs/deploy/README.md on stores that are in use."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ SIZE = (1 << 20) + 7
 
 
 def commands(heading: str, purpose: str) -> str:
-    """The block of a section whose first line says what it is for."""
+    """Returns the code block of a section whose first line states its purpose."""
     section = PAGE.read_text().split(f"### {heading}\n")[1].split("\n##")[0]
     [found] = [
         each for each in re.findall(r"```bash\n(.*?)```", section, re.DOTALL) if each.startswith(f"# {purpose}\n")
@@ -34,7 +34,7 @@ def commands(heading: str, purpose: str) -> str:
 
 
 async def run(script: str, environment: dict[str, str]) -> None:
-    """Runs commands as an operator does; the first that fails ends them."""
+    """Runs commands like an operator, and stops at the first failure."""
     done = await asyncio.to_thread(
         subprocess.run, ["bash", "-euo", "pipefail", "-c", script], env=environment, capture_output=True, text=True, timeout=120,
         check=False,
@@ -64,7 +64,7 @@ async def client_of(model: ServedModel, directory: Path, stores: StoresSettings)
 
 
 async def fill(client: openai.AsyncOpenAI) -> tuple[str, str]:
-    """A file of more than one part and a response."""
+    """Stores a file of several parts and a response."""
     file = await client.files.create(file=("in.jsonl", b"z" * SIZE), purpose="batch")
     return file.id, (await client.responses.create(model="tiny", input="number 5")).id
 
@@ -76,7 +76,7 @@ async def check(client: openai.AsyncOpenAI, file_id: str, response_id: str) -> N
 
 
 async def test_sqlite(model: ServedModel, tmp_path: Path) -> None:
-    """From a frontend that runs; what is stored afterwards is not in the backup."""
+    """Backs up the stores of a running frontend and restores them. Data that was stored after the backup is not restored."""
     state, backup = tmp_path / "state", tmp_path / "backup"
     environment = {**os.environ, "STATE": str(state), "BACKUP": str(backup)}
     async with client_of(model, state, StoresSettings()) as client:
@@ -92,7 +92,7 @@ async def test_sqlite(model: ServedModel, tmp_path: Path) -> None:
 
 
 async def test_postgres(model: ServedModel, tmp_path: Path, server: Cluster) -> None:
-    """The same, into another database."""
+    """Backs up a database in use and restores it into another one."""
     (tmp_path / "password").write_text(PASSWORD)
     first, second = (
         StoresSettings(url=server.new_database(), password_file=str(tmp_path / "password"), timeout_s=30.0)

@@ -1,4 +1,4 @@
-"""The benchmark commands run to their end on real meshes; no time is asserted, machines differ."""
+"""Runs the benchmark commands to their end on real meshes. Asserts no times, because machines differ."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from bench.services import ROOT
 
 
 async def run_module(*argv: str) -> tuple[int, str, str]:
-    """A command's status and what it printed."""
+    """Returns a command's status, standard output and standard error."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", *argv), cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -23,7 +23,7 @@ async def run_module(*argv: str) -> tuple[int, str, str]:
 
 @pytest.mark.timeout(200)
 async def test_the_quick_run_completes_and_prints_all_rows(tmp_path: Path) -> None:
-    """Every scenario of the quick table, the link and the start-up are measured without an error, and are in the file."""
+    """The quick run measures every scenario, the link and the start without errors, and writes all of them to the file."""
     file = tmp_path / "bench.json"
     status, printed, errors = await run_module("bench", "--quick", "--json", str(file))
     assert status == 0, errors
@@ -42,7 +42,7 @@ async def test_the_quick_run_completes_and_prints_all_rows(tmp_path: Path) -> No
 
 
 async def test_side_by_side_says_what_is_missing(tmp_path: Path) -> None:
-    """Without Dynamo at the named place it ends with a status and a line that names the file it looked for."""
+    """If Dynamo is not at the given path, the command exits with status 1 and names the file that is missing."""
     status, _, errors = await run_module("bench.side_by_side", "--dynamo", str(tmp_path), "--json", str(tmp_path / "f"))
     assert status == 1
     assert str(tmp_path / "bin" / "python") in errors

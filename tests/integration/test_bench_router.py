@@ -1,4 +1,4 @@
-"""The router's benchmark through gRPC measures a router that answers."""
+"""The router's gRPC benchmark measures a router that answers."""
 
 from itertools import product
 
@@ -8,7 +8,8 @@ from kvmesh.lifecycle import run
 
 
 def test_asks_through_grpc_are_answered_and_counted():
-    """About as many answers as asks, none refused, with latencies and a cost; and the same of gRPC alone, with either arrivals."""
+    """With and without the router's own work, and for both kinds of arrivals, about as many asks are answered as sent, and none is refused.
+    The row has latencies and a cost."""
     for is_bare, arrivals in product((False, True), Arrivals):
         case = router_grpc.Case(workers=4, blocks=8, depths=2, arrivals=arrivals, frontends=2, is_bare=is_bare)
         row = dict(zip(router_grpc.COLUMNS, run(router_grpc.measure(case, rate=100.0, for_s=1.0)), strict=True))

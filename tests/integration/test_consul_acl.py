@@ -1,4 +1,4 @@
-"""A mesh at a real Consul that denies by default, with a token of compose/consul/services.hcl."""
+"""A mesh with a real Consul that denies by default, and a token with the policy compose/consul/services.hcl."""
 
 import json
 import urllib.error
@@ -30,7 +30,7 @@ def consul(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def token(consul: Server) -> str:
-    """Made as the page on several machines says."""
+    """A token created as the page on several machines describes."""
     policy = put(consul, "/v1/acl/policy", {"Name": "kvmesh-services", "Rules": POLICY.read_text()})
     secret: str = put(consul, "/v1/acl/token", {"Policies": [{"ID": policy["ID"]}]})["SecretID"]
     return secret
@@ -51,7 +51,7 @@ def keys_under(consul: Server, prefix: str) -> Any:
 
 
 async def test_a_mesh_runs_with_the_policy(consul: Server, token: str, tmp_path: Path) -> None:
-    """All services register, find each other, answer a request, and leave."""
+    """All services register, answer a request, and deregister."""
     flags = argv_simulated("--consul", consul.address)
     registry = ConsulRegistry(DiscoverySettings(address=consul.address, token=token))
     try:
@@ -72,7 +72,7 @@ async def test_a_mesh_runs_with_the_policy(consul: Server, token: str, tmp_path:
 
 
 async def test_the_policy_allows_nothing_else(consul: Server, token: str) -> None:
-    """No other service can be registered, and no other key written."""
+    """The token cannot register other services or write other keys."""
     registry = ConsulRegistry(DiscoverySettings(address=consul.address, token=token))
     try:
         with pytest.raises(PermissionDeniedError):

@@ -32,7 +32,7 @@ from tests.security.test_methods import Fixed, serving
 pytestmark = pytest.mark.timeout(300)
 SERVERS = ("router", "prefill", "decode")
 STREAMS, TOKENS = 16, 800
-"""Answers take 40 s. Consul spreads new certificates over up to 30 s after a new root."""
+"""Answers take 40 s. After a new root, Consul spreads new certificates over up to 30 s."""
 DESCRIBE = "/kvmesh.worker.v1.WorkerService/Describe"
 
 
@@ -43,15 +43,14 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectMesh]:
 
 
 def test_the_mesh_answers(mesh: ConnectMesh) -> None:
-    """With certificates, intentions and tokens of Consul alone; a long prompt goes through the prefill worker."""
+    """The mesh answers a long prompt with certificates, intentions and tokens from Consul only."""
     status, body = mesh.ask(words=300)
     assert status == 200, body
 
 
-def test_strangers_are_refused_on_every_port(mesh: ConnectMesh) -> None:
-    """`openssl s_client` without a certificate gets no answer from any gRPC port of the mesh, and with a member's it gets one. Metrics and
-    health stay plain, and so does the public API.
-    """
+def test_clients_without_a_certificate_are_refused_on_every_port(mesh: ConnectMesh) -> None:
+    """`openssl s_client` can connect to the gRPC ports of the mesh with a member's certificate, and not without one. Metrics, health checks
+    and the public API use plain HTTP."""
     plain, closed = set(), set()
     pids = [process.pid for process in mesh.processes.values()]
     own = member_files(mesh.consul, "operator", mesh.folder)
@@ -68,14 +67,13 @@ def test_strangers_are_refused_on_every_port(mesh: ConnectMesh) -> None:
 
 
 async def test_other_identities_are_refused(mesh: ConnectMesh) -> None:
-    """A certificate of another trust domain ends the connection. A member, or another service of the same Consul, may not call what its
-    role may not.
-    """
+    """A certificate of another trust domain ends the connection. Members, and other services of the same Consul, may call only the methods of
+    their role."""
     decode = address_of(mesh.instances()["decode"])
     generate, drain = "/kvmesh.decode.v1.DecodeService/Generate", "/kvmesh.worker.v1.WorkerService/Drain"
     operator = issued(mesh.consul, MeshRole.OPERATOR)
     assert await outcome(operator, decode, DESCRIBE) is grpc.StatusCode.OK
-    # As with Consul from 1.11 on, whose certificates have no common name.
+    # Consul from 1.11 on issues certificates without a common name.
     uri = operator.names.server_uri(MeshRole.DECODE)
     relayed = replace(operator, names=ConnectNames(prefix=uri.partition("/svc/")[0], domain=""))
     assert await outcome(relayed, decode, DESCRIBE) is grpc.StatusCode.OK
@@ -88,7 +86,7 @@ async def test_other_identities_are_refused(mesh: ConnectMesh) -> None:
 
 
 async def test_a_server_with_another_role_is_no_decode_worker(mesh: ConnectMesh) -> None:
-    """The attacker has a router's certificate and listens where a decode worker was: clients that expect a decode worker refuse it."""
+    """Clients that expect a decode worker refuse a server at its address that has a router's certificate."""
     decode, router = issued(mesh.consul, MeshRole.DECODE), issued(mesh.consul, MeshRole.ROUTER)
     for certificates, expected in ((decode, grpc.StatusCode.OK), (router, grpc.StatusCode.UNAVAILABLE)):
         async with serving(Fixed(certificates)) as address:
@@ -96,7 +94,7 @@ async def test_a_server_with_another_role_is_no_decode_worker(mesh: ConnectMesh)
 
 
 def test_an_operator_has_an_identity_of_consul(mesh: ConnectMesh) -> None:
-    """Commands reach routers and workers with it, and each change is in the audit log. A frontend's token is no operator's."""
+    """An operator's commands reach routers and workers, and the audit log has each change. A frontend's token does not suffice."""
     worker = mesh.instances()["prefill"]["ID"]
     for words in (("status",), ("drain", worker), ("drain", worker, "--undo")):
         done = mesh.command("operator", *words)
@@ -106,7 +104,7 @@ def test_an_operator_has_an_identity_of_consul(mesh: ConnectMesh) -> None:
 
 
 def test_a_denied_intention_stops_calls(mesh: ConnectMesh) -> None:
-    """New requests fail, and the one that runs ends long before its last token, with an error; allowing heals. Other callers stay allowed."""
+    """New requests fail, and the running one ends early with an error. After the intention allows the calls again, requests succeed."""
     try:
         with ThreadPoolExecutor() as threads:
             running = threads.submit(mesh.ask, max_tokens=TOKENS)
@@ -126,9 +124,8 @@ def reason_of(body: str) -> str:
 
 
 def test_a_worker_changes_its_role_and_its_identity(mesh: ConnectMesh) -> None:
-    """The prefill worker, whose policy allows both roles, becomes a decode worker and returns: each time it shows the certificate of its
-    role, and requests are answered. The decode worker's policy allows one role, so it stays what it is.
-    """
+    """The prefill worker's policy allows both roles. It becomes a decode worker and changes back, each time with the certificate of its role,
+    and the mesh answers. The decode worker's policy allows one role, so its role change is refused."""
     workers = {name: mesh.instances()[name] for name in ("prefill", "decode")}
     refused = mesh.command("operator", "role", workers["decode"]["ID"], "prefill")
     assert refused.returncode == 1 and "403" in refused.stderr, refused
@@ -142,15 +139,14 @@ def test_a_worker_changes_its_role_and_its_identity(mesh: ConnectMesh) -> None:
 
 
 def settle(mesh: ConnectMesh) -> None:
-    """Waits until the router's circuit breakers trust the workers again: requests at the same time are all answered."""
+    """Waits until the router's circuit breakers are closed again: all of several concurrent requests are answered."""
     with ThreadPoolExecutor(STREAMS) as threads:
         wait_for(lambda: {each[0] for each in threads.map(lambda _: mesh.ask(), range(STREAMS))} == {200}, mesh.logs)
 
 
 def test_rotation_drops_no_stream(mesh: ConnectMesh) -> None:
-    """A new root, then new certificates of the same root, while 16 answers are streamed: each ends with all its tokens, and the servers
-    show certificates of the new root.
-    """
+    """Consul rotates the root while 16 answers are streamed. Each ends with all its tokens, and the servers present certificates of the new
+    root."""
     settle(mesh)
     before = {name: presented_certificate(address_of(mesh.instances()[name])) for name in SERVERS}
     with ThreadPoolExecutor(STREAMS) as threads:
@@ -164,15 +160,16 @@ def test_rotation_drops_no_stream(mesh: ConnectMesh) -> None:
             mesh.logs,
         )
         assert mesh.in_flight() == STREAMS, "the answers are too short for this test"
-        assert mesh.ask()[0] == 200  # New connections, if any, work in the middle of the change.
+        assert mesh.ask()[0] == 200  # New connections work during the rotation.
         for answer in answers:
             status, body = answer.result(4 * PATIENCE_S)
             assert status == 200, body
             assert json.loads(body)["usage"]["completion_tokens"] == TOKENS
 
 
-def test_the_mesh_goes_on_without_the_agent(mesh: ConnectMesh) -> None:
-    """The agent is killed: certificates and intentions stay, requests go on. It returns: it has new certificates, which are followed."""
+def test_the_mesh_works_without_the_agent(mesh: ConnectMesh) -> None:
+    """While the agent is down, certificates and intentions stay valid and requests are answered. After it restarts with new certificates, the
+    services use them."""
     before = {name: presented_certificate(address_of(mesh.instances()[name])) for name in SERVERS}
 
     def meanwhile() -> None:

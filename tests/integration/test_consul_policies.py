@@ -31,7 +31,7 @@ OWN = {
     "operator": set(),
     "prometheus": set(),
 }
-"""The services that each policy may register, beside kvmesh-operator."""
+"""The services that each policy may register, in addition to kvmesh-operator."""
 KEYS = {"prefill": {"kvmesh/workers/x"}, "decode": {"kvmesh/workers/x"}, "worker": {"kvmesh/workers/x"}}
 KEYS["planner"] = {"kvmesh/planner/leader"}
 READERS = {"frontend", "gateway", "prefill", "decode", "worker", "operator"}
@@ -55,9 +55,8 @@ async def is_allowed(attempt: Callable[[], Awaitable[object]]) -> bool:
 
 @pytest.mark.parametrize("name", OWN)
 async def test_each_policy_allows_its_own_writes_only(consul: SecuredConsul, name: str) -> None:
-    """Register, get a certificate, write a key, open a session, change an intention: all of it with the token of each role, and what belongs
-    to another role is refused.
-    """
+    """Tries with each role's token to register, get a certificate, write a key, open a session and change an intention. Whatever belongs to
+    another role is refused."""
     registry, connection = ConsulRegistry(consul.settings(name)), ConsulConnection(consul.settings(name))
     services = [*SERVICES, "kvmesh-operator", "web"]
     keys = ["kvmesh/workers/x", "kvmesh/planner/leader", "kvmesh/keys", "other/key"]
@@ -88,7 +87,7 @@ async def test_each_policy_allows_its_own_writes_only(consul: SecuredConsul, nam
 
 
 def test_bootstrap_can_be_repeated(consul: SecuredConsul) -> None:
-    """The second run changes no token, prints none, and keeps intentions that somebody changed; a deleted token is replaced."""
+    """The second run creates and prints no tokens, and keeps intentions that were changed. A deleted token is replaced."""
     files = {path: path.read_bytes() for path in consul.credentials.rglob("*") if path.is_file()}
     assert {path.parent.name for path in files if path.name == "registry-token"} == set(POLICIES)
     assert not any((consul.credentials / name / "mesh-secret").exists() for name in OUTSIDERS)
@@ -110,13 +109,13 @@ def test_bootstrap_can_be_repeated(consul: SecuredConsul) -> None:
 
 
 def test_bootstrap_without_a_management_token(consul: SecuredConsul, tmp_path: Path) -> None:
-    """Another folder cannot take over a Consul whose ACLs exist; the message says what to give."""
+    """Bootstrap into an empty folder fails if Consul's ACLs already exist, and the error names the flag to use."""
     done = bootstrap_command(consul.server.address, tmp_path / "other")
     assert done.returncode == 1 and "--management-token-file" in done.stderr, done
 
 
 async def test_a_worker_changes_its_role_with_its_policy(consul: SecuredConsul) -> None:
-    """`worker` may take the other role's identity; `decode` may not, and keeps its own."""
+    """The policy `worker` may get the other role's identity. The policy `decode` may not, and keeps its own."""
     for name, is_possible in (("worker", True), ("decode", False)):
         identity = ConnectIdentity(
             consul.settings(name), MeshRole.DECODE, clock=SystemClock(), generator=GENERATOR, wait_s=30
@@ -132,8 +131,8 @@ async def test_a_worker_changes_its_role_with_its_policy(consul: SecuredConsul) 
             await identity.aclose()
 
 
-async def test_no_certificate_no_start(consul: SecuredConsul) -> None:
-    """A token without rights to the service's identity: the start ends in bounded time and says why."""
+async def test_a_service_without_a_certificate_does_not_start(consul: SecuredConsul) -> None:
+    """If the token has no rights to the service's identity, the start fails in bounded time with the reason."""
     identity = ConnectIdentity(
         consul.settings("router"), MeshRole.DECODE, clock=SystemClock(), generator=GENERATOR, wait_s=1
     )

@@ -1,4 +1,4 @@
-"""Router and planner as the processes they are: `python -m services.router`, `python -m services.planner`."""
+"""Router and planner as real processes: `python -m services.router`, `python -m services.planner`."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ START_S_MAX = PATIENCE_S
 
 @asynccontextmanager
 async def process(service: str, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A service's process; killed at the end if it still runs."""
+    """Starts a service's process, and kills it at the end if it still runs."""
     running = await asyncio.create_subprocess_exec(
         sys.executable, "-m", f"services.{service}", *flags, env={**os.environ}
     )
@@ -42,7 +42,7 @@ async def process(service: str, *flags: str) -> AsyncIterator[asyncio.subprocess
 
 
 async def passing(registry: ConsulRegistry, service: str) -> Instance:
-    """The service's only instance, once it passes its checks."""
+    """Returns the service's only instance once it passes its checks."""
     async with asyncio.timeout(START_S_MAX):
         async for view in registry.watch(service):
             for instance in view.instances:
@@ -53,7 +53,7 @@ async def passing(registry: ConsulRegistry, service: str) -> Instance:
 
 @pytest.mark.timeout(150)
 async def test_processes_serve_and_stop():
-    """They register, answer, and end with status 0 on SIGTERM in spite of open streams; the registry forgets them."""
+    """Router and planner register, answer, and exit with status 0 on SIGTERM despite open streams. The router deregisters."""
     async with AsyncExitStack() as stack:
         agent = EmbeddedAgent(AgentSettings())
         await agent.start()
@@ -85,12 +85,12 @@ async def test_processes_serve_and_stop():
             while (plan := await client.get_plan(timeout_s=PATIENCE_S)).observed_at_s is None or not plan.problems:
                 await asyncio.sleep(0.05)
         assert (plan.mode, plan.source) == ("observe", "scrape")
-        # The worker of this test has no metrics port; router and planner have, and are scraped.
+        # The worker of this test has no metrics port. Router and planner have one.
         assert plan.problems == ("kvmesh-decode d1 has no metrics port",)
 
         for stopping in (router, planner):
             stopping.send_signal(signal.SIGTERM)
-        # Well below the time that the servers would give an open stream.
+        # Much less than the grace period for open streams.
         async with asyncio.timeout(PATIENCE_S):
             assert await router.wait() == 0
             assert await planner.wait() == 0
@@ -101,7 +101,7 @@ async def test_processes_serve_and_stop():
 
 @pytest.mark.parametrize("service", ["router", "planner"])
 async def test_help_and_wrong_settings(service):
-    """`--help` explains every setting; unknown names are all reported, with status 2."""
+    """`--help` exits with status 0, and unknown settings with status 2."""
     async with process(service, "--help") as helping:
         assert await helping.wait() == 0
     async with process(service, "--no-such-flag", "1", "--telemetry-log-level", "loud") as wrong:

@@ -1,4 +1,4 @@
-"""Meshes of real processes whose workers have two data-parallel ranks: each rank is a target of its own."""
+"""Meshes of real processes whose workers have two data-parallel ranks, each of which is a separate target."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ RANKS = (0, 1)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def expected(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
-    """The answers of one engine alone."""
+    """The answers of a single engine."""
     argv = argv_simulated("--prefill", "0", "--engine-args=--simulated-kv-transport none")
     async with running_mesh(tmp_path_factory.mktemp("alone"), *argv) as alone:
         return [content(await ask(alone, prompt)) for prompt in PROMPTS]
@@ -50,7 +50,7 @@ async def pinned(mesh: RunningMesh, prompt: str, pins: dict[str, str]) -> dict[s
 @pytest.mark.proves("data_parallel_ranks", engine="simulated")
 @pytest.mark.parametrize("handoff", ["sequential", "rendezvous"])
 async def test_ranks_are_targets_of_their_own(handoff: str, expected: list[object], tmp_path: Path) -> None:
-    """The router lists both ranks of both workers and uses them all, a pin chooses one, and its cache is its own."""
+    """The router uses both ranks of both workers, a pin selects one, and each rank has its own cache."""
     require_part("nixl")
     flags = f"--engine-args=--simulated-data-parallel-size 2 --simulated-handoff {handoff}"
     argv = argv_simulated(flags, "--frontend-args=--http-allows-pins")
@@ -73,7 +73,7 @@ async def test_ranks_are_targets_of_their_own(handoff: str, expected: list[objec
 
 
 async def ranks_with_blocks(mesh: RunningMesh) -> set[tuple[str, int]]:
-    """The roles and ranks on which the router knows cached blocks."""
+    """Returns the roles and ranks for which the router's index has cached blocks."""
     (router,) = await instances(mesh.target, ROUTER)
     channels = mesh.target.channels()
     try:

@@ -1,4 +1,4 @@
-"""A minute of a day's traffic, replayed on a mesh of processes by the command that replays a whole one."""
+"""Replays a minute of a day's traffic on a mesh of processes, with the command that replays a whole day."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ TRACE = [RecordedRequest(at_s=at_s, prompt_tokens=10, output_tokens=1) for at_s 
 
 
 async def test_a_minute_of_traffic_has_no_error(tmp_path: Path) -> None:
-    """All requests that were due are answered, whatever is in flight; the account has every process's memory."""
+    """All requests are answered, and the report has the memory of every process."""
     file = tmp_path / "day.json"
     flags = ("--hours", "0.012", "--speed", "6", "--share", "1", "--samples", "3", "--memory-may-grow")
     status, printed, errors = await run_module("bench.day", *flags, "--json", str(file))
@@ -27,7 +27,7 @@ async def test_a_minute_of_traffic_has_no_error(tmp_path: Path) -> None:
 
 
 def test_the_trace_is_repeated_until_the_day_is_full() -> None:
-    """Rounds follow each other at the trace's own mean gap; a share of it keeps its times."""
+    """Repetitions of the trace follow each other at its mean gap. A share of the trace keeps its times."""
     whole = [request.at_s for request in day_requests(TRACE, day_s=100, share=1, seed=1)]
     assert whole == [0, 10, 30, 40, 50, 70, 80, 90]
     part = [request.at_s for request in day_requests(TRACE, day_s=10_000, share=0.25, seed=1)]
@@ -35,8 +35,8 @@ def test_the_trace_is_repeated_until_the_day_is_full() -> None:
     assert set(part) <= {request.at_s for request in day_requests(TRACE, day_s=10_000, share=1, seed=1)}
 
 
-def test_memory_that_grows_in_the_second_half_is_told() -> None:
-    """What grew while everything was still filling is not."""
+def test_memory_growth_in_the_second_half_is_reported() -> None:
+    """Growth in the first half, while caches fill, is not reported."""
     filling = [Hour(rss_mib={"router": mib, "leaky": mib * (1 + i / 4)}) for i, mib in enumerate([50, 90, 92, 91])]
     router, leaky = memory_rows(filling)
     assert router == ["router", "50", "90", "92", "91", "+1.0", "flat"]

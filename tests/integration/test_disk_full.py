@@ -1,4 +1,5 @@
-"""A mesh whose frontend has its state on a disk that becomes full: it says so, keeps what it had, and goes on when there is room."""
+"""A mesh whose frontend stores its state on a disk that becomes full: it reports the error, keeps stored data, and recovers when there is
+space."""
 
 import subprocess
 from contextlib import suppress
@@ -20,7 +21,7 @@ FULL = (503, "disk_full")
 
 
 def small_disk(folder: Path) -> tuple[str, ...]:
-    """Words before a command that runs with a disk of 4 MiB at the folder. Skips where that is not allowed."""
+    """Returns the words before a command that runs it with a disk of 4 MiB at the folder. Skips the test where that is not allowed."""
     namespace = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, str(folder))
     done = subprocess.run([*namespace, "true"], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -30,13 +31,13 @@ def small_disk(folder: Path) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class Client:
-    """Calls the frontend."""
+    """Calls the frontend over HTTP."""
 
     mesh: RunningMesh
     session: aiohttp.ClientSession
 
     async def call(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
-        """Status, and the code of an error or the body."""
+        """Returns the status, and the code of the error or the body."""
         async with self.session.request(method, f"{self.mesh.url}/v1/{path}", **options) as response:
             data = await response.read()
             if path.endswith("/content"):
@@ -61,14 +62,14 @@ class Client:
 
 
 def lines() -> bytes:
-    """A batch of chats that take a while."""
+    """Returns a batch of chats that take some time."""
     body = {"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": 40}
     each = {"method": "POST", "url": "/v1/chat/completions", "body": body}
     return b"\n".join(orjson.dumps({"custom_id": f"line-{number}", **each}) for number in range(LINES))
 
 
 def fill(disk: Path) -> Path:
-    """Writes a file until there is no room for another byte."""
+    """Writes a file until the disk is full."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
@@ -77,15 +78,15 @@ def fill(disk: Path) -> Path:
 
 
 async def refuses(client: Client) -> bool:
-    """Whether there is no room for another response. AssertionError for any other failure."""
+    """Returns whether there is no space for another response. Raises AssertionError on any other failure."""
     answer = await client.respond("full " * 800)
     assert answer[0] == 200 or answer == FULL, answer
     return answer == FULL
 
 
 @pytest.mark.timeout(240)
-async def test_a_full_disk_costs_nothing_that_was_stored(tmp_path: Path) -> None:
-    """Chats go on; what needs room gets 503 `disk_full`; a running batch waits, and no line of it is lost or done twice."""
+async def test_a_full_disk_loses_no_stored_data(tmp_path: Path) -> None:
+    """Chats continue. Requests that need space get 503 `disk_full`. A running batch waits, and each of its lines runs exactly once."""
     folder = tmp_path / "state"
     folder.mkdir()
     argv = (
@@ -111,7 +112,7 @@ async def test_a_full_disk_costs_nothing_that_was_stored(tmp_path: Path) -> None
         await wait_until(has_begun, PATIENCE_S, mesh.logs())
         filler = fill(Path(f"/proc/{mesh.process.pid}/root{folder}"))
 
-        # The database's log has a few pages left.
+        # The database's log still has space for a few pages.
         await wait_until(lambda: refuses(client), PATIENCE_S, mesh.logs())
         assert await client.upload(bytes(200_000)) == FULL
         assert await client.call("GET", f"files/{file['id']}/content") == (200, lines())

@@ -1,8 +1,8 @@
-"""The command blocks of README and docs run as they are written, on one mesh of simulated engines.
+"""Runs the command blocks of README and docs as written, on one mesh of simulated engines.
 
-A fenced block marked `bash` or `python` is a command block. Each runs by itself, in a directory that looks like a clone. Ports 8000 and 50051
-stand for the mesh's own. A `make up` line starts no mesh: its flags are checked, because starting all of them would take minutes. The tutorial's
-mesh is the one that the other blocks use. `<!-- not run: REASON -->` in the line before a block excludes it.
+A fenced block marked `bash` or `python` is a command block. Each runs separately, in a directory that looks like a clone. Ports 8000 and 50051
+are replaced by the mesh's own. A `make up` line starts no mesh: the test only checks its flags, because starting all of them would take minutes.
+The blocks run on the tutorial's mesh. `<!-- not run: REASON -->` in the line before a block excludes it.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ def name_of(block: Block) -> str:
 
 
 def up_flags(code: str) -> list[list[str]]:
-    """The flags of each `make up` in a block."""
+    """Returns the flags of each `make up` in a block."""
     return [shlex.split(arguments or "") for arguments in UP.findall(code)]
 
 
@@ -135,13 +135,13 @@ async def test_a_command_block_runs(block: Block, clone: Clone) -> None:
 
 @pytest.mark.parametrize("block", COMMANDS, ids=name_of)
 def test_make_up_takes_the_flags(block: Block) -> None:
-    """Flags of `make up`, also in blocks that are not run."""
+    """The flags of each `make up` are valid, also in blocks that are not run."""
     for flags in up_flags(block.code):
         load(UpSettings, argv=flags, environ={}, program="kvmesh up", description="")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_command_hides(page: Path) -> None:
-    """Every block is fenced and names its language: a command in an unmarked or indented block would not run."""
+def test_every_block_names_its_language(page: Path) -> None:
+    """Every block is fenced and names its language, because commands in an unmarked or indented block would not run."""
     assert {block.language for block in blocks_of(page)} <= {*COMMAND_LANGUAGES, *OTHER_LANGUAGES}
     assert INDENTED.findall(FENCE.sub("", page.read_text(encoding="utf-8"))) == []
