@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="re
 
 
 def children(pid: int) -> list[int]:
-    """Direct children; none of a process that is gone."""
+    """Returns the direct children of a process; empty if it has ended."""
     with contextlib.suppress(OSError):
         tasks = Path(f"/proc/{pid}/task").iterdir()
         return [int(word) for task in tasks for word in (task / "children").read_text().split()]
@@ -38,13 +38,13 @@ def command(pid: int) -> str:
 
 
 def running(pids: Sequence[int]) -> list[int]:
-    """Those that run and are no zombies; a pid that another program got meanwhile does not count."""
+    """Returns the processes of the mesh that still run. Zombies, and other programs that reuse a pid, do not count."""
     return [pid for pid in pids if "kvmesh" in (line := command(pid)) or "services." in line]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 async def test_no_process_outlives_the_doctor(tmp_path: Path, number: int, status: int) -> None:
-    """Ended while its mesh starts, by a kill or by Ctrl-C: guard, mesh, services and the fork server are gone."""
+    """When the doctor is killed or interrupted while its mesh starts, its guard, mesh, services and fork server end too."""
     doctor = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.cli", "doctor"),
         cwd=ROOT,
@@ -84,7 +84,8 @@ sys.exit(doctor.main(["--requests", "2", "--concurrency", "1"]))
 
 
 async def test_the_doctor_closes_what_it_opens(tmp_path: Path) -> None:
-    """With a mesh of simulated engines: no ResourceWarning (sockets, processes, event loops), and the mesh's processes end first."""
+    """With a mesh of simulated engines, the doctor causes no ResourceWarning (sockets, processes, event loops), and the mesh's processes have
+    ended when it exits."""
     doctor = await asyncio.create_subprocess_exec(
         *(sys.executable, "-W", "always::ResourceWarning", "-c", SIMULATED),
         cwd=ROOT,
@@ -99,7 +100,7 @@ async def test_the_doctor_closes_what_it_opens(tmp_path: Path) -> None:
 
 
 def with_environment(word: str) -> list[Path]:
-    """Processes with this word in their environment."""
+    """Returns the processes that have this word in their environment."""
     return [path for path in Path("/proc").glob("[0-9]*/environ") if word.encode() in _bytes(path)]
 
 

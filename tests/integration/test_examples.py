@@ -1,4 +1,4 @@
-"""The examples, as people run them, against a mesh of simulated engines."""
+"""Runs the examples as users do, against a mesh of simulated engines."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
 
 
 async def run(*command: str) -> tuple[int, str, str]:
-    """Status and output."""
+    """Runs a command. Returns its status, standard output and standard error."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=ROOT,
@@ -40,7 +40,8 @@ async def run(*command: str) -> tuple[int, str, str]:
 
 
 async def test_the_python_clients(mesh: tuple[RunningMesh, str]) -> None:
-    """A stream with its usage, a forced call whose arguments are JSON, tokens there and back."""
+    """The examples print a stream with its usage, batches, and a forced call with JSON arguments. An unknown model gives an error without a
+    stack trace."""
     status, out, err = await run(sys.executable, "examples/client.py", mesh[1])
     assert status == 0, err
     assert "models: demo" in out and "-> Hello, mesh" in out and " tokens in, 24 out" in out
@@ -56,7 +57,7 @@ async def test_the_python_clients(mesh: tuple[RunningMesh, str]) -> None:
 
 
 async def test_reflection(mesh: tuple[RunningMesh, str]) -> None:
-    """Without generated code: services, methods, a stream, an error."""
+    """Clients without generated code can list services and methods, read a stream, and get typed errors."""
     status, out, err = await run("sh", "examples/grpc.sh", mesh[1])
     assert status == 0, err
     for service in ("kvmesh.inference.v1.InferenceService", "inference.GRPCInferenceService", "grpc.health.v1.Health"):
@@ -73,7 +74,7 @@ async def test_reflection(mesh: tuple[RunningMesh, str]) -> None:
 
 
 async def test_curl(mesh: tuple[RunningMesh, str]) -> None:
-    """HTTP without any library."""
+    """The curl example works over HTTP without a client library."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     status, out, err = await run("sh", "examples/curl.sh", mesh[0].url)
@@ -83,7 +84,7 @@ async def test_curl(mesh: tuple[RunningMesh, str]) -> None:
 
 
 async def test_the_client_against_real_processes(mesh: tuple[RunningMesh, str]) -> None:
-    """What simulated engines can do beyond text: vectors, log-probabilities of prompts, grammars, forced calls."""
+    """The client's features on simulated engines beyond text: embeddings, log-probabilities of prompts, schemas and forced calls."""
     sampling = SamplingParams(max_tokens=64, logprobs=2, prompt_logprobs=1)
     schema = '{"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}}, "required": ["city"]}'
     shaped = SamplingParams(max_tokens=200, constraint=Constraint(kind=ConstraintKind.JSON_SCHEMA, text=schema))

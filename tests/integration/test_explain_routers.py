@@ -1,4 +1,4 @@
-"""`kvmesh explain` with several routers: the one that placed it is found, and what could not be asked is said."""
+"""`kvmesh explain` with several routers: finds the router that placed a request, and reports routers that did not answer."""
 
 import pytest
 
@@ -16,8 +16,9 @@ async def explained(mesh: Mesh, request_id: str):
     return await find_explanation(routers, mesh.channels, request_id, timeout_s=1.0)
 
 
-async def test_whichever_router_placed_it_tells():
-    """All are asked; the newest decision counts; a dead one is named only when nobody else knows."""
+async def test_the_router_that_placed_the_request_explains_it():
+    """All routers are asked, and the newest decision is returned. An unreachable router is an error only if no other router knows the
+    request."""
     async with running_mesh() as mesh:
         with pytest.raises(UnavailableError) as none:
             await explained(mesh, "r1")
@@ -30,10 +31,10 @@ async def test_whichever_router_placed_it_tells():
         link.report_nowait(placed.ask_id, Report(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.25))
         used = next(router for router in routers.values() if router.core.history.get("r1") is not None)
         await eventually(lambda: used.core.history.get("r1").observed_ttft_s is not None)
-        told, router_id = await explained(mesh, "r1")
-        assert (router_id, told.request_id, told.observed_ttft_s) == (used.name, "r1", 0.25)
-        assert told.cost_unit == "s"
-        assert told.placement.expected_ttft_s > 0
+        explanation, router_id = await explained(mesh, "r1")
+        assert (router_id, explanation.request_id, explanation.observed_ttft_s) == (used.name, "r1", 0.25)
+        assert explanation.cost_unit == "s"
+        assert explanation.placement.expected_ttft_s > 0
         with pytest.raises(NotFoundError) as unknown:
             await explained(mesh, "never")
         assert (unknown.value.reason, unknown.value.field) == ("placement_not_found", "request_id")

@@ -1,4 +1,4 @@
-"""Slices of the commands of `tests/chaos` that take long: cancels in every phase, prefill workers that die in a transfer, and churn."""
+"""Short runs of the commands of `tests/chaos`: cancels in every phase, prefill workers that die in a transfer, and churn."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from tests.parts import require_part
 
 
 async def output_of(*words: str) -> str:
-    """What a command prints. AssertionError if it fails."""
+    """Runs a command and returns its output. Raises AssertionError if it fails."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", *words),
@@ -30,7 +30,7 @@ async def output_of(*words: str) -> str:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("engine", ["simulated", "rendezvous"])
 async def test_cancels_free_both_sides(engine: str, tmp_path: Path) -> None:
-    """Whoever cancels, and wherever the request is: blocks, leases and queue places are free again, and no block is lost."""
+    """For all ways to cancel and phases of a request, blocks, leases and queue places are freed, and no block is lost."""
     require_part("nixl")
     times = await run(engine, 1, tmp_path)
     check(times)
@@ -40,7 +40,7 @@ async def test_cancels_free_both_sides(engine: str, tmp_path: Path) -> None:
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
 async def test_cancels_on_vllm_free_both_sides(tmp_path: Path) -> None:
-    """The same with real KV, in a part of the combinations; `python -m tests.chaos.cancels --engine vllm` has all."""
+    """The same with real KV, for some of the combinations; `python -m tests.chaos.cancels --engine vllm` runs all."""
     require_part("vllm")
     require_part("nixl")
     check(await run_short("vllm", tmp_path))
@@ -49,7 +49,7 @@ async def test_cancels_on_vllm_free_both_sides(tmp_path: Path) -> None:
 @pytest.mark.sglang
 @pytest.mark.timeout(400)
 async def test_cancels_on_sglang_free_both_sides(tmp_path: Path) -> None:
-    """The same in SGLang's queues, in a part of the combinations; `python -m tests.chaos.cancels --engine sglang` has all."""
+    """The same in SGLang's queues, for some of the combinations; `python -m tests.chaos.cancels --engine sglang` runs all."""
     require_part("sglang")
     check(await run_short("sglang", tmp_path))
 
@@ -61,14 +61,14 @@ def check(times: Times) -> None:
 
 @pytest.mark.timeout(240)
 async def test_prefill_workers_that_die_in_a_transfer() -> None:
-    """The decode worker computes the prompt itself: the right answer, and no block, lease or leg is left."""
+    """The decode worker computes the prompt itself. The answer is right, and no block, lease or leg is left."""
     require_part("nixl")
     assert "2 kills in transfer, 0 problems" in await output_of("tests.chaos.prefill_kills", "--kills", "2")
 
 
 @pytest.mark.timeout(240)
 async def test_churn_leaves_nothing() -> None:
-    """Workers are killed, drained, stopped and moved between pools, and clients leave: right answers, and nothing left at the end."""
+    """Workers are killed, drained, stopped and moved between pools, and clients cancel. Answers are right, and no state is left at the end."""
     require_part("nixl")
     output = await output_of("tests.chaos.soak", "--minutes", "0.25", "--in-flight", "6", "--pause-s", "1.0")
     assert "PROBLEM" not in output

@@ -1,4 +1,4 @@
-"""Access control on loopback: keys, quotas, CORS, TLS, keep-alive, the account of what was used."""
+"""Access control on loopback: API keys, quotas, CORS, TLS, keep-alive, and accounting of usage."""
 
 import asyncio
 import json
@@ -99,8 +99,8 @@ async def post(session: aiohttp.ClientSession, url: str, body: Any = BODY, **hea
         return response.status, await response.json(), response.headers
 
 
-async def test_keys_open_the_door_and_nothing_else_does(model: ServedModel, tmp_path: Path) -> None:
-    """401 without a key or with a wrong one, in both places where clients put it; health needs none."""
+async def test_requests_need_a_valid_key(model: ServedModel, tmp_path: Path) -> None:
+    """Without a key or with a wrong one, requests get a 401. Both headers for keys work. Health checks and metrics need no key."""
     write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("good")})
     async with (
         frontend(model, access=AccessSettings(keys_file=str(tmp_path / "keys.json"))) as (url, _, metrics),
@@ -132,8 +132,8 @@ async def test_keys_open_the_door_and_nothing_else_does(model: ServedModel, tmp_
             assert [each.id async for each in client.models.list()] == ["tiny", "tiny-lora"]
 
 
-async def test_a_key_sees_its_models_only(model: ServedModel, tmp_path: Path) -> None:
-    """What a key may not use does not exist for it."""
+async def test_a_key_is_limited_to_its_models(model: ServedModel, tmp_path: Path) -> None:
+    """For a key, models that it may not use do not exist. Its priority is limited too."""
     write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "models": ["tiny-lora"], "priority_max": 0})
     async with (
         frontend(model, access=AccessSettings(keys_file=str(tmp_path / "keys.json"))) as (url, _, _),
@@ -153,7 +153,7 @@ async def test_a_key_sees_its_models_only(model: ServedModel, tmp_path: Path) ->
 async def test_keys_change_without_a_restart_and_a_bad_document_changes_nothing(
     model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rotation: the old key works until it is off the list, also while the list cannot be read."""
+    """During a rotation the old key works until it is removed from the list, also while the list is malformed."""
     path = tmp_path / "keys.json"
     write_keys(path, {"key_sha256": hash_of("old")})
     monkeypatch.setattr(access_control, "RELOAD_INTERVAL_S", 0.1)
@@ -174,8 +174,8 @@ async def test_keys_change_without_a_restart_and_a_bad_document_changes_nothing(
         assert not await works("old")
 
 
-async def test_keys_come_from_the_registry_too(model: ServedModel) -> None:
-    """The same document as a value in Consul KV; a missing one ends the start."""
+async def test_keys_can_come_from_the_registry(model: ServedModel) -> None:
+    """The same document can be a value in Consul KV. If it is missing, the start fails."""
     agent = MemoryAgent()
     registry = MemoryRegistry(agent)
     settings = AccessSettings(keys_consul_key="kvmesh/keys")
@@ -188,8 +188,8 @@ async def test_keys_come_from_the_registry_too(model: ServedModel) -> None:
         assert (await post(session, url, Authorization="Bearer k"))[0] == 200
 
 
-async def test_quotas_are_429_with_a_time_and_unused_tokens_come_back(model: ServedModel, tmp_path: Path) -> None:
-    """Too many tokens at once wait their turn; the account holds what was really used."""
+async def test_quotas_give_429_with_a_time_and_refund_unused_tokens(model: ServedModel, tmp_path: Path) -> None:
+    """A request over the quota of tokens gets a 429 with Retry-After. Afterwards the account is charged only for the tokens used."""
     write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "tokens_per_minute": 100})
     async with (
         frontend(model, access=AccessSettings(keys_file=str(tmp_path / "keys.json"))) as (url, pipeline, _),
@@ -207,10 +207,11 @@ async def test_quotas_are_429_with_a_time_and_unused_tokens_come_back(model: Ser
         assert account.in_flight == 0
 
 
-async def test_a_request_is_accounted_once_however_it_went(
+async def test_a_request_is_accounted_once_however_it_ends(
     model: ServedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Placed twice for a lost prefill and for a lost answer, cancelled: one line each, with the tokens that were given."""
+    """Requests placed twice after a lost prefill or a lost answer, and cancelled ones, each have one usage record with the tokens that were
+    output."""
     tokens = tokens_of(model.text, TEXT)
     write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k")})
     access = AccessSettings(keys_file=str(tmp_path / "keys.json"))
@@ -240,8 +241,8 @@ async def test_a_request_is_accounted_once_however_it_went(
     assert {line["prompt_tokens"] for line in lines} == {lines[0]["prompt_tokens"]}
 
 
-async def test_pages_of_allowed_origins_may_ask(model: ServedModel) -> None:
-    """Preflight and answer, whole and streamed, for an origin on the list; none for another."""
+async def test_allowed_origins_get_cors_headers(model: ServedModel) -> None:
+    """Preflights and answers, whole and streamed, have CORS headers for an allowed origin, and none for another."""
     http = HttpSettings(cors_origins=("https://app.example",))
     async with frontend(model, http=http) as (url, _, _), aiohttp.ClientSession() as session:
         for origin, allowed in (("https://app.example", "https://app.example"), ("https://evil.example", None)):
@@ -259,7 +260,7 @@ async def test_pages_of_allowed_origins_may_ask(model: ServedModel) -> None:
 
 
 async def test_tls_and_mutual_tls(model: ServedModel, tmp_path: Path) -> None:
-    """The API over TLS, streams included; with an authority only its clients get in."""
+    """The API works over TLS, streams included. With a configured authority, clients need one of its certificates."""
     authority = Authority(tmp_path / "ca", "test authority")
     server, client = authority.issue("server", "127.0.0.1"), authority.issue("client")
     for authority_file in ("", authority.ca_file):
@@ -282,8 +283,8 @@ async def test_tls_and_mutual_tls(model: ServedModel, tmp_path: Path) -> None:
                     assert (await response.text()).endswith("data: [DONE]\n\n")
 
 
-async def test_a_tls_client_that_ends_its_side_is_gone(model: ServedModel, tmp_path: Path) -> None:
-    """The event loop cannot keep such a connection half open: the request is cancelled."""
+async def test_closing_a_tls_connection_cancels_its_request(model: ServedModel, tmp_path: Path) -> None:
+    """The event loop cannot keep a TLS connection half open, so the request is cancelled when the client shuts down its side."""
     authority = Authority(tmp_path / "ca", "test authority")
     server = authority.issue("server", "127.0.0.1")
     http = HttpSettings(tls_certificate_file=server.certificate_file, tls_key_file=server.key_file)
@@ -314,7 +315,7 @@ async def test_a_tls_client_that_ends_its_side_is_gone(model: ServedModel, tmp_p
 
 
 async def test_a_silent_stream_is_kept_alive_with_comments(model: ServedModel) -> None:
-    """Before the first token and between tokens; clients that know SSE do not see them."""
+    """The stream has comments before the first token and between tokens. SSE clients ignore them."""
     tokens = tokens_of(model.text, TEXT)
     mesh = FakeMesh(answer=lambda _: tokens, step_s=0.15)
     async with frontend(model, mesh, http=HttpSettings(keep_alive_s=0.05)) as (url, _, _):
@@ -328,8 +329,8 @@ async def test_a_silent_stream_is_kept_alive_with_comments(model: ServedModel) -
         assert "".join(parts) == TEXT
 
 
-async def test_grpc_calls_carry_the_same_keys(model: ServedModel, tmp_path: Path) -> None:
-    """UNAUTHENTICATED, NOT_FOUND and RESOURCE_EXHAUSTED with RetryInfo; reflection and health stay open."""
+async def test_grpc_calls_use_the_same_keys(model: ServedModel, tmp_path: Path) -> None:
+    """Calls get UNAUTHENTICATED, NOT_FOUND, or RESOURCE_EXHAUSTED with a time to retry. Health checks need no key."""
     write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "requests_per_minute": 2, "models": ["tiny"]})
     async with frontend(model, access=AccessSettings(keys_file=str(tmp_path / "keys.json"))) as (_, pipeline, _):
         server = RpcServer(

@@ -1,4 +1,4 @@
-"""The Messages API on loopback, driven by the official client and by plain HTTP."""
+"""The Messages API on loopback, called by the official client and over plain HTTP."""
 
 import json
 from collections.abc import AsyncIterator
@@ -51,13 +51,13 @@ async def client(running: RunningApps) -> AsyncIterator[anthropic.AsyncAnthropic
 
 
 def prompt(running: RunningApps) -> str:
-    """What the model was shown last."""
+    """Returns the text of the last prompt that reached the mesh."""
     text = running.pipeline.models.find("tiny").text
     return text.decode(running.mesh.generations[-1].token_ids, skip_special_tokens=False)
 
 
 async def test_the_client_reads_a_message(running: RunningApps, client: anthropic.AsyncAnthropic) -> None:
-    """Text, stop reason and usage; system and sampling reach the worker."""
+    """The client gets text, stop reason and usage. The system prompt and sampling reach the worker."""
     message = await client.messages.create(
         model="tiny", max_tokens=100, messages=USER, metadata={"user_id": "u"}, stop_sequences=["zz"],
         system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
@@ -75,10 +75,8 @@ async def test_the_client_reads_a_message(running: RunningApps, client: anthropi
     assert message._request_id
 
 
-async def test_a_stream_says_what_the_whole_message_says(
-    running: RunningApps, client: anthropic.AsyncAnthropic
-) -> None:
-    """Through the client's own accumulator, for text and for calls."""
+async def test_a_stream_equals_the_whole_message(running: RunningApps, client: anthropic.AsyncAnthropic) -> None:
+    """The client's own accumulator builds the same message from a stream, for text and for calls."""
     for tools in ([], [TOOL]):
         whole = await client.messages.create(model="tiny", max_tokens=100, messages=USER, tools=tools)
         async with client.messages.stream(model="tiny", max_tokens=100, messages=USER, tools=tools) as stream:
@@ -97,7 +95,7 @@ async def test_a_stream_says_what_the_whole_message_says(
 
 
 async def test_events_come_in_the_documented_order(running: RunningApps) -> None:
-    """Each block between its start and stop, numbered; every event is named by its type."""
+    """Each block has a start, deltas and a stop with its index. Every event's name is its type."""
     events = await running.events(PATH, {**BODY, "tools": [TOOL]})
     assert all(name == data["type"] for name, data in events)
     names = [name for name, _ in events]
@@ -116,8 +114,8 @@ async def test_events_come_in_the_documented_order(running: RunningApps) -> None
     assert "".join(data["delta"]["text"] for name, data in plain if name == "content_block_delta") == TEXT
 
 
-async def test_tools_go_round(running: RunningApps, client: anthropic.AsyncAnthropic) -> None:
-    """A call comes out as tool_use; it goes back in with its result, and an error is marked for the model."""
+async def test_tool_calls_and_results(running: RunningApps, client: anthropic.AsyncAnthropic) -> None:
+    """A call is returned as tool_use. The call and its result can be sent back, and an error is marked for the model."""
     first = await client.messages.create(model="tiny", max_tokens=100, messages=USER, tools=[TOOL])
     assert first.stop_reason == "tool_use"
     use = first.content[-1]
@@ -140,8 +138,8 @@ async def test_tools_go_round(running: RunningApps, client: anthropic.AsyncAnthr
     assert shown.index("tool\nError: storm") < shown.index("user\nAnd now?")
 
 
-async def test_how_an_answer_ended_is_told(running: RunningApps) -> None:
-    """max_tokens, and which stop sequence it was; whole and streamed."""
+async def test_the_stop_reason_is_reported(running: RunningApps) -> None:
+    """Reports `max_tokens`, or the stop sequence that ended the answer, whole and streamed."""
     for change, reason, stop in (
         ({"max_tokens": 3}, "max_tokens", None),
         ({"stop_sequences": ["zz", " one t"]}, "stop_sequence", " one t"),
@@ -152,16 +150,16 @@ async def test_how_an_answer_ended_is_told(running: RunningApps) -> None:
         assert events[-2][1]["delta"] == {"stop_reason": reason, "stop_sequence": stop}
 
 
-async def test_tokens_are_counted_as_they_would_be_paid(running: RunningApps, client: anthropic.AsyncAnthropic) -> None:
-    """The count equals the prompt of the same message; nothing is generated."""
+async def test_the_token_count_equals_the_prompts_usage(running: RunningApps, client: anthropic.AsyncAnthropic) -> None:
+    """The count equals the prompt tokens of the same message. Counting generates nothing."""
     counted = await client.messages.count_tokens(model="tiny", messages=USER, system="Be brief.", tools=[TOOL])
     assert not running.mesh.asks
     await client.messages.create(model="tiny", max_tokens=9, messages=USER, system="Be brief.", tools=[TOOL])
     assert counted.input_tokens == len(running.mesh.generations[0].token_ids)
 
 
-async def test_thinking_reaches_the_template_and_its_budget_is_not_promised(running: RunningApps) -> None:
-    """A warning says what is not enforced; thoughts of earlier turns are accepted."""
+async def test_thinking_is_accepted_and_its_budget_is_not_enforced(running: RunningApps) -> None:
+    """A warning says that the budget is not enforced. Thinking blocks of earlier turns are accepted."""
     body = {**BODY, "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     status, _, headers = await running.call("POST", PATH, body)
     assert status == 200
@@ -175,7 +173,7 @@ async def test_thinking_reaches_the_template_and_its_budget_is_not_promised(runn
 
 
 async def test_structured_output_reaches_the_worker(running: RunningApps) -> None:
-    """As the schema that was given."""
+    """The worker gets the schema of the request."""
     form = {"type": "json_schema", "schema": {"type": "object"}}
     assert (await running.call("POST", PATH, {**BODY, "output_config": {"format": form}}))[0] == 200
     constraint = running.mesh.generations[0].sampling.constraint
@@ -184,7 +182,7 @@ async def test_structured_output_reaches_the_worker(running: RunningApps) -> Non
 
 
 async def test_a_limit_beyond_the_context_is_reduced(running: RunningApps, client: anthropic.AsyncAnthropic) -> None:
-    """Clients send 4096 and more by default. The worker gets what the context leaves, and a header says how much that is."""
+    """Clients send limits of 4096 and more by default. The worker gets the limit that the context allows, and a header reports it."""
     context = running.pipeline.models.find("tiny").context_tokens_max
     raw = await client.messages.with_raw_response.create(model="tiny", max_tokens=4096, messages=USER)
     sent = running.mesh.generations[-1]
@@ -200,7 +198,7 @@ async def test_a_limit_beyond_the_context_is_reduced(running: RunningApps, clien
 
 
 async def test_unknown_routes_have_anthropics_error_shape(running: RunningApps) -> None:
-    """Also elsewhere if the client says that it speaks this API."""
+    """Also on other routes, if the client's headers show that it uses this API."""
     for path, headers in ((PATH + "/absent", {}), ("/v1/absent", {"anthropic-version": "2023-06-01"})):
         status, answer, _ = await running.call("GET", path, None, headers=headers)
         assert (status, answer["type"], answer["error"]["type"]) == (404, "error", "not_found_error")
@@ -209,7 +207,7 @@ async def test_unknown_routes_have_anthropics_error_shape(running: RunningApps) 
 
 
 async def test_failures_have_anthropics_shape(model: ServedModel, tmp_path: Path) -> None:
-    """Statuses that its client knows, and an error event inside a stream."""
+    """Errors have statuses and types that the client knows. A failure during a stream gives an error event."""
     cases: list[tuple[Faults, int, str, type[anthropic.APIStatusError]]] = [
         (Faults(place=[OverloadedError("full", retry_after_s=2)]), 503, "overloaded_error", anthropic.APIStatusError),
         (
@@ -257,7 +255,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_bad_input_is_refused_by_name(running: RunningApps) -> None:
-    """Every unknown, wrong or unsupported field; the mesh is never asked."""
+    """Every unknown, invalid or unsupported field gives an error that names it, and the request does not reach the mesh."""
     for change, field in BAD:
         status, answer, headers = await running.call("POST", PATH, {**BODY, **change})
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error"), (change, answer)

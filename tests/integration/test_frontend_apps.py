@@ -1,4 +1,4 @@
-"""What the APIs share: reasoning in their own words, and tenants who do not see each other."""
+"""What the APIs have in common: each has its own form of reasoning, and tenants are isolated."""
 
 import json
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ USER: Any = [{"role": "user", "content": "Where?"}]
 
 @pytest.fixture
 async def thinking(tmp_path: Path) -> AsyncIterator[RunningApps]:
-    """A model that thinks before it answers and calls."""
+    """A model that writes reasoning before its answer and a call."""
     directory = write_model(tmp_path / "model")
     (directory / "chat_template.jinja").write_text(TEMPLATE + "{# <think> <tool_call> #}")
     model = served_model(directory, context_tokens_max=4096)
@@ -37,7 +37,7 @@ async def thinking(tmp_path: Path) -> AsyncIterator[RunningApps]:
 
 
 async def test_responses_show_reasoning_as_an_item(thinking: RunningApps) -> None:
-    """Before the message and the call, whole and streamed alike, counted, and it can go back in."""
+    """The reasoning item precedes the message and the call, whole and streamed. Its tokens are counted, and it can be sent back."""
     async with openai.AsyncOpenAI(base_url=f"{thinking.url}/v1", api_key="x", max_retries=0) as client:
         tool: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": False}
         whole = await client.responses.create(model="tiny", input="Where?", tools=[tool])
@@ -59,7 +59,7 @@ async def test_responses_show_reasoning_as_an_item(thinking: RunningApps) -> Non
 
 
 async def test_messages_show_reasoning_as_a_thinking_block(thinking: RunningApps) -> None:
-    """First, whole and streamed alike; then text and the call."""
+    """The thinking block precedes the text and the call, whole and streamed."""
     async with anthropic.AsyncAnthropic(base_url=thinking.url, api_key="x", max_retries=0) as client:
         tool: Any = {"name": "get_weather", "input_schema": {"type": "object"}}
         whole = await client.messages.create(model="tiny", max_tokens=500, messages=USER, tools=[tool])
@@ -75,7 +75,7 @@ async def test_messages_show_reasoning_as_a_thinking_block(thinking: RunningApps
 
 @pytest.fixture
 async def tenants(tmp_path: Path) -> AsyncIterator[RunningApps]:
-    """A frontend with the keys `red` and `blue`, of two tenants; blue's quota is small."""
+    """A frontend with the keys `red` and `blue` of two tenants. Blue has a small quota."""
     model: ServedModel = served_model(write_model(tmp_path / "model"))
     keys = [
         {"tenant": "red", "key_sha256": hash_of("red")},
@@ -93,8 +93,8 @@ def client_of(running: RunningApps, key: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0)
 
 
-async def test_tenants_find_nothing_of_each_other(tenants: RunningApps) -> None:
-    """Responses, files and batches of another do not exist; without a key there is nothing at all."""
+async def test_tenants_cannot_access_each_others_data(tenants: RunningApps) -> None:
+    """Responses, files and batches of another tenant do not exist for a tenant. Without a key all requests get a 401."""
     async with client_of(tenants, "red") as red, client_of(tenants, "blue") as blue:
         response = await red.responses.create(model="tiny", input="5")
         made = await start_batch(red, jsonl([chat_line(1)]))
@@ -119,8 +119,8 @@ async def test_tenants_find_nothing_of_each_other(tenants: RunningApps) -> None:
     assert (await tenants.call("POST", "/v1/messages", body, headers={"x-api-key": "red"}))[0] == 200
 
 
-async def test_a_batch_is_run_within_its_makers_quota(tenants: RunningApps) -> None:
-    """One request at a time for blue: its lines wait for each other and all are answered."""
+async def test_a_batch_runs_within_its_owners_quota(tenants: RunningApps) -> None:
+    """Blue may have one request at a time, so the lines of its batch run one after the other, and all are answered."""
     async with client_of(tenants, "blue") as blue:
         made = await start_batch(blue, jsonl(chat_line(i) for i in range(6)))
         batch = await wait_ended(blue, made.id)

@@ -1,4 +1,4 @@
-"""Files and batches on loopback, driven by the official client; crashes are real."""
+"""Files and batches on loopback, called by the official client. Crashes kill real processes."""
 
 import asyncio
 import io
@@ -65,13 +65,13 @@ def jsonl(lines: Iterable[Any]) -> bytes:
 
 
 async def start_batch(client: openai.AsyncOpenAI, data: bytes, *, endpoint: Any = CHAT, window: Any = "24h") -> Any:
-    """Uploads and begins."""
+    """Uploads a file and creates a batch of it."""
     file = await client.files.create(file=("in.jsonl", data), purpose="batch")
     return await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=window)
 
 
 async def completed(client: openai.AsyncOpenAI, batch_id: str) -> int:
-    """Lines that went well so far."""
+    """Returns the number of lines that have succeeded so far."""
     counts = (await client.batches.retrieve(batch_id)).request_counts
     assert counts is not None
     return counts.completed
@@ -88,14 +88,14 @@ async def wait_ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float
 
 
 async def read_lines(client: openai.AsyncOpenAI, file_id: str | None) -> list[Any]:
-    """The records of an output or error file."""
+    """Returns the records of an output or error file."""
     if file_id is None:
         return []
     return [json.loads(line) for line in (await client.files.content(file_id)).text.splitlines()]
 
 
 async def test_a_batch_runs_through_the_client(running: RunningApps, client: openai.AsyncOpenAI) -> None:
-    """Every line answered once, in order, under its id; what is wrong with one line is in the error file."""
+    """Every line is answered once, in order, under its id. Errors of single lines are in the error file."""
     lines: list[Any] = [chat_line(i) for i in range(20)]
     lines[3]["body"]["temperature"] = 9
     lines[7]["body"]["model"] = "other"
@@ -125,8 +125,8 @@ async def test_a_batch_runs_through_the_client(running: RunningApps, client: ope
     assert 'code="500"' not in running.metrics()
 
 
-async def test_every_endpoint_that_a_batch_can_have(client: openai.AsyncOpenAI) -> None:
-    """Completions and responses go through the same readers as over HTTP; the others are refused by name."""
+async def test_endpoints_of_batches(client: openai.AsyncOpenAI) -> None:
+    """Completions and responses work as over HTTP. Other endpoints are refused, and the error names the field."""
     bodies: list[tuple[Any, dict[str, Any]]] = [
         ("/v1/completions", {"model": "tiny", "prompt": "number 5", "max_tokens": 50}),
         ("/v1/responses", {"model": "tiny", "input": "number 5"}),
@@ -144,8 +144,8 @@ async def test_every_endpoint_that_a_batch_can_have(client: openai.AsyncOpenAI) 
     assert caught.value.param == "endpoint"
 
 
-async def test_a_file_that_is_not_a_batch_fails_it(client: openai.AsyncOpenAI) -> None:
-    """With the lines and what is wrong with them; nothing runs."""
+async def test_a_malformed_file_fails_the_batch(client: openai.AsyncOpenAI) -> None:
+    """The batch's errors name the line and what is wrong with it, and no line runs."""
     wrong: list[tuple[Any, str, int | None]] = [
         (b"{", "invalid_json_line", 2), (b"[]", "invalid_json_line", 2), ({}, "invalid_custom_id", 2),
         ({**chat_line(1), "method": "GET"}, "invalid_method", 2), (chat_line(0), "duplicate_custom_id", 2),
@@ -161,7 +161,7 @@ async def test_a_file_that_is_not_a_batch_fails_it(client: openai.AsyncOpenAI) -
 
 
 async def test_batches_are_bounded(model: ServedModel, tmp_path: Path) -> None:
-    """In lines, bytes of a line, bytes of a file, and in requests at once."""
+    """Limits apply to the lines, the bytes of a line, the bytes of a file, and the concurrent requests."""
     limits = replace(QUICK, lines_max=3, line_bytes_max=400, file_bytes_max=4096, lines_in_flight_max=2)
     settings = AppSettings(batches=limits)
     async with (
@@ -189,7 +189,7 @@ def list_files(directory: Path) -> list[Path]:
 
 
 async def test_a_busy_mesh_delays_lines_and_fails_none(model: ServedModel, tmp_path: Path) -> None:
-    """Refusals are tried again; lost work a few times."""
+    """Refused lines are retried, and lost ones a few times."""
     mesh = answering(model)
     mesh.faults = Faults(
         place=[OverloadedError("full"), UnavailableError("none", reason="no_worker")] * 3, leg_after=1,
@@ -200,8 +200,8 @@ async def test_a_busy_mesh_delays_lines_and_fails_none(model: ServedModel, tmp_p
         assert (batch.status, batch.request_counts.completed) == ("completed", 8)
 
 
-async def test_cancelling_keeps_what_was_done(model: ServedModel, tmp_path: Path) -> None:
-    """Lines in flight are cancelled on their workers; every line has one record; it cannot be cancelled twice."""
+async def test_cancelling_keeps_completed_lines(model: ServedModel, tmp_path: Path) -> None:
+    """Lines in flight are cancelled on their workers, and every line has one record. A batch cannot be cancelled twice."""
     mesh = answering(model, step_s=0.02)
     async with running_apps([model], mesh, tmp_path, apps=SETTINGS) as running, openai_client(running.url) as client:
         made = await start_batch(client, jsonl(chat_line(i) for i in range(40)))
@@ -220,8 +220,8 @@ async def test_cancelling_keeps_what_was_done(model: ServedModel, tmp_path: Path
             await client.batches.cancel(made.id)
 
 
-async def test_a_window_that_ends_expires_the_rest(model: ServedModel, tmp_path: Path) -> None:
-    """What was done is in the output, the rest in the error file."""
+async def test_the_end_of_the_window_expires_remaining_lines(model: ServedModel, tmp_path: Path) -> None:
+    """Completed lines are in the output file, and the others in the error file."""
     mesh = answering(model, step_s=0.05)
     async with running_apps([model], mesh, tmp_path, apps=SETTINGS) as running, openai_client(running.url) as client:
         made = await start_batch(client, jsonl(chat_line(i) for i in range(40)), window="1s")
@@ -233,8 +233,10 @@ async def test_a_window_that_ends_expires_the_rest(model: ServedModel, tmp_path:
         assert batch.request_counts.total == 40 == batch.request_counts.completed + batch.request_counts.failed
 
 
-async def test_killed_in_the_middle_and_resumed(model_directory: Path, model: ServedModel, tmp_path: Path) -> None:
-    """kill -9 and another frontend: it goes on where the first was, and no line is lost or doubled."""
+async def test_a_batch_resumes_after_its_frontend_is_killed(
+    model_directory: Path, model: ServedModel, tmp_path: Path
+) -> None:
+    """After kill -9, another frontend continues the batch, and no line is lost or answered twice."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.batch_process", str(model_directory), str(tmp_path), "0.02",
         cwd=ROOT, stdout=asyncio.subprocess.PIPE,
@@ -266,7 +268,7 @@ async def test_killed_in_the_middle_and_resumed(model_directory: Path, model: Se
 
 
 async def test_several_frontends_share_batches_and_run_none_twice(model: ServedModel, tmp_path: Path) -> None:
-    """Each line is asked of the mesh once, by whoever has the batch."""
+    """Each line runs once, in the frontend that holds the batch's lease."""
     meshes = [answering(model, step_s=0.002) for _ in range(2)]
     one = AppSettings(batches=replace(QUICK, running_max=1))
     async with (
@@ -282,8 +284,8 @@ async def test_several_frontends_share_batches_and_run_none_twice(model: ServedM
         assert all(mesh.asks for mesh in meshes)
 
 
-async def test_a_lease_that_was_lost_writes_nothing(model: ServedModel, tmp_path: Path) -> None:
-    """A frontend that stood still finds its batch taken: the other's results stand, each line once."""
+async def test_a_lost_lease_writes_nothing(model: ServedModel, tmp_path: Path) -> None:
+    """If a frontend loses its lease, its later results are discarded, and each line is in the output once."""
     mesh = answering(model, step_s=0.02)
     async with running_apps([model], mesh, tmp_path, apps=SETTINGS, instance_id="a") as first:
         async with openai_client(first.url) as client:
@@ -299,8 +301,8 @@ async def test_a_lease_that_was_lost_writes_nothing(model: ServedModel, tmp_path
             assert batch.request_counts.completed == 30
 
 
-async def test_stopping_leaves_the_batch_to_the_next(model: ServedModel, tmp_path: Path) -> None:
-    """Draining lets lines in flight end, starts no others and gives the lease back at once."""
+async def test_a_stopping_frontend_hands_over_its_batch(model: ServedModel, tmp_path: Path) -> None:
+    """Draining lets lines in flight end, starts no others, and releases the lease."""
     long_lease = AppSettings(batches=replace(QUICK, lease_s=600.0))
     mesh = answering(model, step_s=0.01)
     async with running_apps([model], mesh, tmp_path, apps=long_lease, instance_id="a") as first:
@@ -322,7 +324,7 @@ async def test_stopping_leaves_the_batch_to_the_next(model: ServedModel, tmp_pat
 
 
 async def test_files_and_batches_are_listed_in_pages(running: RunningApps, client: openai.AsyncOpenAI) -> None:
-    """Newest first, and the pages together are everything."""
+    """Lists have the newest first, and the pages together are complete. Invalid parameters give a 400."""
     made = [await start_batch(client, jsonl([chat_line(i)])) for i in range(5)]
     listed = [each.id async for each in client.batches.list(limit=2)]
     assert listed == [each.id for each in reversed(made)]
@@ -338,8 +340,8 @@ async def test_files_and_batches_are_listed_in_pages(running: RunningApps, clien
         assert (await running.call("GET", path))[0] == 400
 
 
-async def test_files_are_kept_as_they_came_and_deleted(running: RunningApps, client: openai.AsyncOpenAI) -> None:
-    """Bytes, names and sizes; a file in use stays."""
+async def test_files_are_stored_unchanged_and_deleted(running: RunningApps, client: openai.AsyncOpenAI) -> None:
+    """Bytes, names and sizes are unchanged. A file that a batch uses cannot be deleted."""
     data = os.urandom(3_000_000)
     file = await client.files.create(
         file=("näme.jsonl", data), purpose="batch", expires_after={"anchor": "created_at", "seconds": 7200}
@@ -363,7 +365,7 @@ async def test_files_are_kept_as_they_came_and_deleted(running: RunningApps, cli
 
 
 async def test_bad_uploads_and_batches_are_refused_by_name(running: RunningApps, client: openai.AsyncOpenAI) -> None:
-    """Forms and bodies alike."""
+    """Invalid forms and bodies give an error that names the field."""
     forms: list[tuple[dict[str, Any], str | None]] = [
         ({"purpose": "batch"}, "file"), ({"file": io.BytesIO(b"x")}, "purpose"),
         ({"file": io.BytesIO(b"x"), "purpose": "vision"}, "purpose"),
@@ -395,8 +397,8 @@ async def test_bad_uploads_and_batches_are_refused_by_name(running: RunningApps,
         assert (await running.call("GET", path))[0] == 404
 
 
-async def test_old_files_and_batches_go(model: ServedModel, tmp_path: Path) -> None:
-    """Rows and bytes, once their time is over."""
+async def test_expired_files_and_batches_are_swept(model: ServedModel, tmp_path: Path) -> None:
+    """A sweep removes rows and bytes of expired files and batches."""
     async with running_apps([model], answering(model), tmp_path, apps=SETTINGS) as running:
         async with openai_client(running.url) as client:
             await wait_ended(client, (await start_batch(client, jsonl([chat_line(1)]))).id)
@@ -412,8 +414,8 @@ async def test_old_files_and_batches_go(model: ServedModel, tmp_path: Path) -> N
         assert not list_files(tmp_path / "batches" / "files")
 
 
-async def test_without_a_place_for_files_the_rest_works(model: ServedModel, tmp_path: Path) -> None:
-    """A state directory that cannot be written turns files and batches off, in words."""
+async def test_an_unwritable_state_directory_disables_only_batches(model: ServedModel, tmp_path: Path) -> None:
+    """Files and batches are disabled and their routes give the error `batches_off`. Other requests work."""
     blocked = tmp_path / "blocked"
     blocked.write_text("a file")
     async with running_apps([model], answering(model), blocked) as running:
@@ -424,7 +426,7 @@ async def test_without_a_place_for_files_the_rest_works(model: ServedModel, tmp_
 
 
 async def test_two_batches_take_turns(model: ServedModel, tmp_path: Path) -> None:
-    """A short batch does not wait for a long one that came before it."""
+    """A short batch does not wait for the end of a long one that came first."""
     async with (
         running_apps([model], answering(model, step_s=0.01), tmp_path, apps=SETTINGS) as running,
         openai_client(running.url) as client,

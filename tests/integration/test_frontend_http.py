@@ -1,4 +1,4 @@
-"""The HTTP API on loopback: real server, real clients, a mesh at the lowest seam."""
+"""The HTTP API on loopback: a real server and real clients, and a fake mesh behind the pipeline."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 @dataclass(slots=True)
 class Running:
-    """A frontend that listens."""
+    """A running frontend."""
 
     url: str
     port: int
@@ -66,13 +66,13 @@ class Running:
     session: aiohttp.ClientSession
 
     async def post(self, path: str, body: Any, **kwargs: Any) -> tuple[int, Any, Any]:
-        """Status, JSON body, headers."""
+        """Returns the status, the JSON body and the headers."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.session.post(self.url + path, data=data, **kwargs) as response:
             return response.status, await response.json(), response.headers
 
     async def events(self, path: str, body: Any) -> list[Any]:
-        """All events of a stream; `[DONE]` as it is."""
+        """Returns all events of a stream. `[DONE]` stays a string."""
         async with self.session.post(self.url + path, json={**body, "stream": True}) as response:
             assert response.status == 200, await response.text()
             assert response.content_type == "text/event-stream"
@@ -116,7 +116,7 @@ async def running(model: ServedModel) -> AsyncIterator[Running]:
 
 
 def content(events: Sequence[Any], choice: int = 0) -> str:
-    """The text of a streamed choice."""
+    """Returns the text of a streamed choice."""
     parts = [each for event in events if event != "[DONE]" for each in event["choices"] if each["index"] == choice]
     return "".join(each["delta"].get("content") or "" if "delta" in each else each["text"] for each in parts)
 
@@ -128,7 +128,7 @@ async def client(running: Running) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_openai_chat(running: Running, client: openai.AsyncOpenAI) -> None:
-    """The official client reads whole answers and streams; both say the same."""
+    """The official client reads whole answers and streams, and gets the same from both."""
     whole = await client.chat.completions.create(model="tiny", messages=MESSAGES, user="u", metadata={"a": "b"})
     assert whole.choices[0].message.content == TEXT
     assert whole.choices[0].finish_reason == "stop"
@@ -151,7 +151,7 @@ async def test_openai_chat(running: Running, client: openai.AsyncOpenAI) -> None
 
 
 async def test_openai_completions(running: Running, client: openai.AsyncOpenAI) -> None:
-    """All shapes of prompt, several choices, echo; numbered by prompt, then choice."""
+    """Prompts of all forms, several choices and echo work. Choices are numbered by prompt, then choice."""
     one = await client.completions.create(model="tiny", prompt="Hello", max_tokens=100, echo=True)
     assert one.choices[0].text == "Hello" + TEXT
     ids = list(running.pipeline.models.find("tiny").text.tokenise("Hello", adds_special_tokens=True))
@@ -174,7 +174,7 @@ async def test_openai_completions(running: Running, client: openai.AsyncOpenAI) 
 
 
 async def test_openai_models(client: openai.AsyncOpenAI) -> None:
-    """The list, one of it, an adapter, and one that is not there."""
+    """The client can list models and retrieve one. Adapters are listed, and unknown models give a 404."""
     assert [each.id async for each in client.models.list()] == ["tiny", "tiny-lora"]
     assert (await client.models.retrieve("tiny")).id == "tiny"
     with pytest.raises(openai.NotFoundError) as caught:
@@ -183,7 +183,7 @@ async def test_openai_models(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_no_chunk_holds_half_a_character(running: Running) -> None:
-    """Characters split over tokens come in one chunk each."""
+    """A character whose bytes are split over tokens arrives in one chunk."""
     events = await running.events(CHAT, {"model": "tiny", "messages": MESSAGES})
     assert content(events) == TEXT
     assert "\N{REPLACEMENT CHARACTER}" not in json.dumps(events, ensure_ascii=False)
@@ -192,7 +192,7 @@ async def test_no_chunk_holds_half_a_character(running: Running) -> None:
 
 
 async def test_choices_in_one_stream(running: Running) -> None:
-    """Each has its role, its text and its end, and usage counts all."""
+    """Each choice has its role, text and end, and usage counts all choices."""
     body = {"model": "tiny", "messages": MESSAGES, "n": 3, "stream_options": {"include_usage": True}}
     events = await running.events(CHAT, body)
     assert [content(events, i) for i in range(3)] == [TEXT] * 3
@@ -204,7 +204,7 @@ async def test_choices_in_one_stream(running: Running) -> None:
 
 
 async def test_logprobs_in_both_formats(running: Running) -> None:
-    """With token text and bytes; joined bytes are the answer's."""
+    """Log-probabilities have each token's text and bytes; the joined bytes are the answer's."""
     body = {"model": "tiny", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
     _, whole, _ = await running.post(CHAT, body)
     entries = whole["choices"][0]["logprobs"]["content"]
@@ -230,8 +230,8 @@ async def test_logprobs_in_both_formats(running: Running) -> None:
     assert offsets == logprobs["text_offset"]
 
 
-async def test_token_ids_come_on_request(running: Running) -> None:
-    """What an acceptance test compares with an engine run alone: all that usage counts, so the token that ended it too."""
+async def test_token_ids_are_returned_on_request(running: Running) -> None:
+    """The token ids are all tokens that usage counts, including the one that ended the answer."""
     tokens = tokens_of(running.pipeline.models.find("tiny").text, TEXT)
     body = {"model": "tiny", "messages": MESSAGES, "return_token_ids": True}
     _, whole, _ = await running.post(CHAT, body)
@@ -242,7 +242,7 @@ async def test_token_ids_come_on_request(running: Running) -> None:
 
 
 async def test_stop_strings_over_http(running: Running) -> None:
-    """Cut before the stop, streaming and not; the leg is cancelled on its worker."""
+    """The text is cut before the stop string, streamed or not, and the leg is cancelled on its worker."""
     body = {"model": "tiny", "messages": MESSAGES, "stop": [" one t", "zz"]}
     _, whole, _ = await running.post(CHAT, body)
     assert whole["choices"][0]["message"]["content"] == TEXT.partition(" one")[0]
@@ -252,7 +252,7 @@ async def test_stop_strings_over_http(running: Running) -> None:
 
 
 async def test_sampling_reaches_the_workers(running: Running) -> None:
-    """Every field that engines take, as it was said."""
+    """The workers get every sampling field unchanged."""
     sampling = {
         "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
         "repetition_penalty": 1.1, "seed": 42, "max_completion_tokens": 9, "min_tokens": 2, "stop_token_ids": [7],
@@ -270,7 +270,7 @@ async def test_sampling_reaches_the_workers(running: Running) -> None:
 
 
 async def test_headers_and_fields_reach_the_router(model: ServedModel) -> None:
-    """Session, deadline, and pins where the setting allows them; the header's session wins."""
+    """The router gets the session, the deadline, labels, and pins if the setting allows them. The session in the header takes precedence."""
     http = HttpSettings(allows_pins=True)
     async with frontend([model], FakeMesh(answer=lambda _: [2]), http=http) as running:
         body = {"model": "tiny", "messages": MESSAGES, "session_id": "body", "prompt_cache_key": "key"}
@@ -305,8 +305,8 @@ async def test_headers_and_fields_reach_the_router(model: ServedModel) -> None:
             assert (status, answer["error"]["param"]) == (expected, name)
 
 
-async def test_prompts_can_be_cut(running: Running) -> None:
-    """Only the last tokens are used; -1 keeps what fits beside the answer."""
+async def test_prompts_can_be_truncated(running: Running) -> None:
+    """Only the last tokens are used; -1 keeps as many as fit beside the answer."""
     ids = list(range(10, 300)) * 3
     body = {"model": "tiny", "prompt": ids, "max_tokens": 12}
     assert (await running.post(COMPLETIONS, body))[0] == 400
@@ -317,7 +317,7 @@ async def test_prompts_can_be_cut(running: Running) -> None:
 
 
 def test_reasoning_effort_reaches_the_template() -> None:
-    """As a variable of it."""
+    """The template gets the effort as a variable."""
     asked = read_chat({"model": "m", "messages": MESSAGES, "reasoning_effort": "high"}, "r").requests[0].prompt
     assert isinstance(asked, Conversation) and asked.arguments == {"reasoning_effort": "high"}
 
@@ -327,7 +327,7 @@ CALL = 'Wait.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris
 
 
 async def test_tool_calls(model: ServedModel) -> None:
-    """Tools reach the template; a Hermes call in the answer is a tool call, whole and streamed; history goes back in."""
+    """Tools reach the template. A Hermes call in the answer becomes a tool call, whole and streamed, and can be sent back."""
     tokens = tokens_of(model.text, CALL)
     async with frontend([model], FakeMesh(answer=lambda _: tokens)) as running:
         body: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS}
@@ -354,8 +354,8 @@ async def test_tool_calls(model: ServedModel) -> None:
         assert "get_weather" not in model.text.decode(running.mesh.generations[-1].token_ids)
 
 
-async def test_structured_output_needs_a_worker_that_can(model: ServedModel, running: Running) -> None:
-    """Passed on as a constraint, or refused with the field's name."""
+async def test_structured_output_needs_a_capable_worker(model: ServedModel, running: Running) -> None:
+    """The schema is passed on as a constraint, or refused with the field's name."""
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True}}
     body = {"model": "tiny", "messages": MESSAGES, "response_format": form}
     status, answer, _ = await running.post(CHAT, body)
@@ -378,7 +378,7 @@ def message(**values: Any) -> bytes:
     return json.dumps({"model": "tiny", "messages": [values]}).encode()
 
 
-# Body, status, the field that is named, the code. Every line of "Bad input", and what is near it.
+# Body, status, the field that the error names, and its code.
 BAD_CHAT: list[tuple[bytes, int, str | None, str]] = [
     (b"", 400, None, "invalid_json"),
     (b"{", 400, None, "invalid_json"),
@@ -540,7 +540,7 @@ BAD_COMPLETIONS: list[tuple[bytes, int, str | None, str]] = [
 
 
 async def test_unknown_fields_are_ignored_with_a_warning(running: Running) -> None:
-    """Fields that no API declares, at the top level and in messages; the header names them."""
+    """Fields that no API declares are ignored, at the top level and in messages. A header names them."""
     content = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]
     body = chat_with(
         messages=[{"role": "user", "content": content, "mood": "sad"}], provider={"order": []}, max_tokens=1
@@ -556,7 +556,7 @@ async def test_unknown_fields_are_ignored_with_a_warning(running: Running) -> No
 
 
 async def test_a_prediction_is_a_hint(running: Running) -> None:
-    """Accepted in both forms and streamed, with a warning that it is not used; checked like other fields; absent if null."""
+    """A prediction is accepted in both forms, whole and streamed, with a warning that it is not used. It is validated like other fields."""
     parts = [{"type": "text", "text": "Hi"}]
     for content, stream in (("Hi", False), (parts, False), ("Hi", True)):
         body = chat_with(prediction={"type": "content", "content": content}, max_tokens=1, stream=stream)
@@ -570,7 +570,7 @@ async def test_a_prediction_is_a_hint(running: Running) -> None:
 
 
 async def test_bad_input_is_refused_with_the_fields_name(running: Running) -> None:
-    """Status, field and code; the mesh is never asked and nothing is counted as a defect."""
+    """The error has the right status, field and code. The request does not reach the mesh and does not count as an internal error."""
     for path, cases in ((CHAT, BAD_CHAT), (COMPLETIONS, BAD_COMPLETIONS)):
         for body, status, field, code in cases:
             got, answer, _ = await running.post(path, body)
@@ -586,7 +586,7 @@ async def test_bad_input_is_refused_with_the_fields_name(running: Running) -> No
 
 
 async def test_neutral_values_of_unsupported_fields_pass(running: Running) -> None:
-    """Clients that write out defaults are not turned away."""
+    """Clients that send defaults of unsupported fields are not refused."""
     body = chat_with(
         best_of=1, use_beam_search=False, functions=None, include_stop_str_in_output=False, stop=None, n=None,
         parallel_tool_calls=True, tools=None, response_format={"type": "text"}, modalities=["text"], logit_bias={},
@@ -596,7 +596,7 @@ async def test_neutral_values_of_unsupported_fields_pass(running: Running) -> No
 
 
 async def test_a_body_too_large_is_413(model: ServedModel) -> None:
-    """Also when its length was not announced."""
+    """Also if the length was not announced."""
     async with frontend([model], FakeMesh(answer=lambda _: [2]), http=HttpSettings(body_bytes_max=2048)) as running:
         status, answer, _ = await running.post(CHAT, chat_with(user="x" * 4096))
         assert (status, answer["error"]["code"]) == (413, "body_too_large")
@@ -610,7 +610,7 @@ async def test_a_body_too_large_is_413(model: ServedModel) -> None:
 
 
 async def test_paths_that_do_not_exist(running: Running) -> None:
-    """404 and 405 with OpenAI's body."""
+    """Unknown paths and methods give 404 and 405 with OpenAI's error body."""
     status, answer, _ = await running.post("/v1/nothing", {})
     assert (status, answer["error"]["code"]) == (404, "not_found")
     async with running.session.get(running.url + CHAT) as response:
@@ -619,26 +619,26 @@ async def test_paths_that_do_not_exist(running: Running) -> None:
 
 
 async def test_failures_before_the_first_token_are_statuses(model: ServedModel) -> None:
-    """503 with Retry-After when refused; 502 for lost work; streaming or not."""
+    """Refused requests get a 503 with Retry-After, lost ones a 502, streamed or not."""
     cases = [
         (Faults(place=[UnavailableError("none", reason="no_worker")]), 503, "no_worker", True),
         (Faults(place=[OverloadedError("full", retry_after_s=2.5)]), 503, "overloaded", True),
         (Faults(prefill=[LostError("gone", reason="worker_silent")] * 8), 502, "worker_silent", False),
         (Faults(prefill=[InternalError("a defect")]), 500, "internal", False),
     ]
-    for faults, status, code, comes_back in cases:
+    for faults, status, code, has_retry_after in cases:
         for is_stream in (False, True):
             fresh = Faults(place=list(faults.place), prefill=list(faults.prefill))
             mesh = FakeMesh(answer=lambda _: [2], faults=fresh)
             async with frontend([model], mesh) as running:
                 got, answer, headers = await running.post(CHAT, chat_with(stream=is_stream))
                 assert (got, answer["error"]["code"]) == (status, code)
-                assert ("Retry-After" in headers) == comes_back
+                assert ("Retry-After" in headers) == has_retry_after
                 assert f'code="{status}",model="tiny"' in running.metrics()
 
 
 async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel) -> None:
-    """Typed, without [DONE]. The response is complete, and the next request on the connection is answered."""
+    """The last event is a typed error, without [DONE]. The response is complete, and the next request on the connection is answered."""
     tokens = tokens_of(model.text, TEXT)
     mesh = FakeMesh(answer=lambda _: tokens, faults=cut_off(4))
     async with frontend([model], mesh) as running:
@@ -661,8 +661,8 @@ async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel) -> No
         assert 'code="502",model="tiny"' in running.metrics()
 
 
-async def test_a_defect_tells_the_client_an_id_and_nothing_else(model: ServedModel) -> None:
-    """No traceback leaves the process."""
+async def test_internal_errors_show_only_an_id(model: ServedModel) -> None:
+    """The client gets no stack trace."""
 
     def broken(_: Generation) -> list[int]:
         raise AssertionError
@@ -683,8 +683,8 @@ async def wait_for(condition: Any) -> None:
 
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-async def test_a_client_that_leaves_cancels_its_request(model: ServedModel, is_stream: bool, phase: str) -> None:
-    """On every hop, whole answers and streams alike."""
+async def test_a_disconnect_cancels_the_request(model: ServedModel, is_stream: bool, phase: str) -> None:
+    """The request is cancelled in every phase, streamed or not."""
     mesh = FakeMesh(answer=lambda _: [50] * 400, step_s=0.01, faults=Faults(prefill_hangs=phase == "prefill"))
     async with frontend([model], mesh) as running:
         _, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -698,7 +698,7 @@ async def test_a_client_that_leaves_cancels_its_request(model: ServedModel, is_s
 
 
 async def half_closed(port: int, *requests: bytes) -> bytes:
-    """All that comes back after the requests and the end of this side."""
+    """Sends the requests, shuts down the write side, and returns all data that the server sends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"".join(requests))
     writer.write_eof()
@@ -710,8 +710,9 @@ async def half_closed(port: int, *requests: bytes) -> bytes:
 
 @pytest.mark.parametrize("step_s", [0.0, 0.02])
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_client_that_ends_its_side_gets_its_answer(model: ServedModel, is_stream: bool, step_s: float) -> None:
-    """All of it, also of a request that takes longer than it takes to look whether the client is gone, and then the end."""
+async def test_a_half_closed_connection_gets_its_answer(model: ServedModel, is_stream: bool, step_s: float) -> None:
+    """The client gets the whole answer and then the end of the connection, also if the request takes longer than the server's check whether
+    the client is alive."""
     tokens = tokens_of(model.text, "one two three")
     async with frontend([model], FakeMesh(answer=lambda _: tokens, step_s=step_s)) as running:
         data = await half_closed(running.port, http_request(chat_with(stream=is_stream)))
@@ -728,8 +729,8 @@ async def test_a_client_that_ends_its_side_gets_its_answer(model: ServedModel, i
         assert running.mesh.settled() == [(1, ReportKind.FINISHED)]
 
 
-async def test_requests_before_a_clients_end_are_all_answered(running: Running) -> None:
-    """Two on one connection; one that is not complete gets no answer, and an end without a request is an end."""
+async def test_requests_before_a_half_close_are_all_answered(running: Running) -> None:
+    """Two requests on one connection are answered. An incomplete request gets no answer, nor does a connection without requests."""
     both = http_request(chat_with(stream=True)) + http_request(chat_with(stream=True))
     data = await half_closed(running.port, both)
     assert data.count(b"data: [DONE]") == 2
@@ -738,16 +739,16 @@ async def test_requests_before_a_clients_end_are_all_answered(running: Running) 
     await wait_for(lambda: not running.pipeline.in_flight)
 
 
-async def test_an_old_client_that_ends_its_side(model: ServedModel) -> None:
-    """HTTP/1.0 knows no interim answers: it gets none."""
+async def test_http_1_0_gets_no_interim_responses(model: ServedModel) -> None:
+    """HTTP/1.0 has no interim responses, so the server sends none to a half-closed connection."""
     tokens = tokens_of(model.text, "one two three")
     async with frontend([model], FakeMesh(answer=lambda _: tokens, step_s=0.02)) as running:
         data = await half_closed(running.port, http_request(chat_with(), version="1.0"))
         assert data.startswith(b"HTTP/1.0 200 OK\r\n") and b"100 Continue" not in data
 
 
-async def test_a_client_that_ends_its_side_and_leaves_later(model: ServedModel) -> None:
-    """It is alive at first; what its closed socket answers to the next thing that is written cancels its request."""
+async def test_a_half_closed_client_that_disconnects_later(model: ServedModel) -> None:
+    """The client is alive at first. After it closes its socket, the reset in response to the next write cancels its request."""
     mesh = FakeMesh(answer=lambda _: [50] * 400, step_s=0.05)
     async with frontend([model], mesh) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -759,10 +760,10 @@ async def test_a_client_that_ends_its_side_and_leaves_later(model: ServedModel) 
         await wait_for(lambda: not running.pipeline.in_flight)
 
 
-async def test_a_slow_client_holds_nobody_up_and_gets_everything(
+async def test_a_slow_client_does_not_delay_others_and_gets_everything(
     model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tokens are merged while it does not read; another stream goes on; in the end nothing is missing."""
+    """Its tokens are merged while it does not read. Other streams continue, and in the end no text is missing."""
     monkeypatch.setattr(streams, "BUFFER_BYTES_MAX", 4096)
     word = tokens_of(model.text, "three ", ends=False)
     count = 20_000
@@ -790,7 +791,7 @@ async def test_a_slow_client_holds_nobody_up_and_gets_everything(
 
 
 def dechunked(data: bytes) -> bytes:
-    """The body of a chunked response."""
+    """Returns the body of a chunked response."""
     _, _, rest = data.partition(b"\r\n\r\n")
     body = b""
     while True:
@@ -803,9 +804,9 @@ def dechunked(data: bytes) -> bytes:
 
 
 async def test_a_client_that_never_reads_is_cut_off(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of an answer waits for its client only so long."""
+    """The end of an answer waits for its client only for a limited time."""
     monkeypatch.setattr(streams, "BUFFER_BYTES_MAX", 4096)
-    control = next(i for i in range(300) if model.text.token_bytes(i) == b"\x01")  # Six bytes of JSON each.
+    control = next(i for i in range(300) if model.text.token_bytes(i) == b"\x01")  # Each takes six bytes of JSON.
     large = replace(model, context_tokens_max=4_000_000)
     mesh = FakeMesh(answer=lambda _: [control] * 2_000_000, tokens_per_step=20_000)
     async with frontend([large], mesh, http=HttpSettings(stalled_client_timeout_s=0.3)) as running:
@@ -825,7 +826,7 @@ async def test_a_client_that_never_reads_is_cut_off(model: ServedModel, monkeypa
 
 
 def small_socket(port: int) -> socket.socket:
-    """A connection whose kernel buffer holds little."""
+    """Returns a connection with a small receive buffer."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", port))
@@ -834,13 +835,13 @@ def small_socket(port: int) -> socket.socket:
 
 
 def http_request(body: bytes, *, version: str = "1.1", more: str = "") -> bytes:
-    """A chat request as bytes."""
+    """Returns a chat request as bytes."""
     head = f"POST {CHAT} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}Content-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
-async def test_connections_are_kept_and_old_clients_are_served(running: Running) -> None:
-    """Two streams on one connection; HTTP/1.0 gets an unchunked one that ends with the connection."""
+async def test_keep_alive_and_http_1_0(running: Running) -> None:
+    """Two streams share one connection. HTTP/1.0 gets an unchunked stream that ends with the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     body = chat_with(stream=True)
     for _ in range(2):
@@ -857,7 +858,7 @@ async def test_connections_are_kept_and_old_clients_are_served(running: Running)
 
 
 async def test_sockets_do_not_wait_for_acknowledgements(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TCP_NODELAY is on: without it a token may wait 40 ms for the one before."""
+    """TCP_NODELAY is set. Without it a token may wait 40 ms for the previous one."""
     seen: list[int] = []
     run = running.pipeline.run
 
@@ -880,7 +881,7 @@ async def test_sockets_do_not_wait_for_acknowledgements(running: Running, monkey
 
 
 async def test_request_ids_are_echoed(running: Running) -> None:
-    """The client's own, or the mesh's; on errors too; nothing that would break a header."""
+    """Responses have the client's request id, or a new one if the client's is invalid, also on errors."""
     _, _, headers = await running.post(CHAT, chat_with(), headers={"x-request-id": "mine-1"})
     assert headers["x-request-id"] == "mine-1"
     _, _, headers = await running.post(CHAT, b"{", headers={"x-request-id": "mine-2"})
@@ -894,7 +895,7 @@ async def test_request_ids_are_echoed(running: Running) -> None:
 
 
 async def test_health_and_metrics(model: ServedModel, running: Running) -> None:
-    """Ready while a model can be asked; not ready, with the reason, while draining or without models."""
+    """The frontend is ready if it has a model. While it drains or has no model, it is not ready, and gives the reason."""
     async with running.session.get(running.url + "/health") as response:
         assert (response.status, (await response.json())["models"]) == (200, ["tiny"])
     await running.post(CHAT, chat_with())
@@ -923,8 +924,8 @@ async def test_health_and_metrics(model: ServedModel, running: Running) -> None:
         assert response.status == 503
 
 
-async def test_long_prompts_are_tokenised_beside_the_loop(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a thread, with the same tokens."""
+async def test_long_prompts_are_tokenised_in_a_thread(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread gives the same tokens."""
     large = replace(model, context_tokens_max=100_000)
     monkeypatch.setattr(prepare, "INLINE_CHARACTERS_MAX", 10)
     async with frontend([large], FakeMesh(answer=lambda _: [2])) as running:

@@ -1,4 +1,4 @@
-"""Message batches on loopback, driven by Anthropic's client."""
+"""Message batches on loopback, called by Anthropic's client."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -56,7 +56,7 @@ async def results_of(client: anthropic.AsyncAnthropic, batch_id: str) -> dict[st
 
 
 async def test_results_are_those_of_their_requests(client: anthropic.AsyncAnthropic) -> None:
-    """A wrong request fails alone, with Anthropic's error object; counts add up to the number of requests."""
+    """Each request has its own result. An invalid request fails alone, with Anthropic's error object, and the counts add up."""
     requests = [*(request(i) for i in range(8)), request(8, temperature=3), request(9, model="absent")]
     made = await client.messages.batches.create(requests=requests)
     assert made.type == "message_batch" and made.id.startswith("msgbatch_") and made.request_counts.processing == 10
@@ -75,8 +75,8 @@ async def test_results_are_those_of_their_requests(client: anthropic.AsyncAnthro
     assert results["c9"].error.error.type == "not_found_error"
 
 
-async def test_a_cancelled_batch_says_which_requests_did_not_run(model: ServedModel, tmp_path: Path) -> None:
-    """Their results are `canceled`; the batch can be deleted after its end, not before."""
+async def test_a_cancelled_batch_reports_requests_that_did_not_run(model: ServedModel, tmp_path: Path) -> None:
+    """Their results are `canceled`. The batch can be deleted only after it has ended."""
     slow = answering(model, step_s=0.2)
     async with running_apps([model], slow, tmp_path, apps=SETTINGS) as running, anthropic_client(running.url) as client:
         made = await client.messages.batches.create(requests=[request(i) for i in range(40)])
@@ -98,7 +98,7 @@ async def test_a_cancelled_batch_says_which_requests_did_not_run(model: ServedMo
 
 
 async def test_lists_page_in_both_directions(running: RunningApps, client: anthropic.AsyncAnthropic) -> None:
-    """The newest first; OpenAI's API has none of them."""
+    """Lists have the newest batch first. OpenAI's API does not show message batches."""
     made = [(await client.messages.batches.create(requests=[request(i)])).id for i in range(5)]
     listed = [each.id async for each in client.messages.batches.list(limit=2)]
     assert listed == made[::-1]
@@ -120,7 +120,7 @@ BAD: list[Any] = [
 
 
 async def test_bad_input_is_refused_by_name(running: RunningApps) -> None:
-    """Anthropic's error shape; ids of others do not exist."""
+    """Errors have Anthropic's form and name the field. Unknown ids give a 404."""
     for body, field in BAD:
         status, answer, _ = await running.call("POST", PATH, body)
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error"), (body, answer)

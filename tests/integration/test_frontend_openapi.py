@@ -1,4 +1,4 @@
-"""The API's description is true: to the routes, to the readers, and to what comes back."""
+"""The OpenAPI document matches the routes, the request readers and the responses."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 @pytest.fixture(scope="module")
 def served(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApps]:
-    """A frontend in a thread with a loop of its own, since Schemathesis calls it synchronously."""
+    """A frontend in a thread with its own event loop, because Schemathesis calls it synchronously."""
     ready: asyncio.Queue[Any] = asyncio.Queue()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
@@ -54,7 +54,7 @@ def served(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     async def serve() -> None:
         apps = AppSettings(batches=QUICK)
-        # The document says what is declared; by default a frontend also takes fields that no API declares.
+        # The document lists the declared fields. By default a frontend also accepts undeclared ones.
         http = HttpSettings(refuses_unknown_fields=True)
         async with running_apps([model], answering(model), directory, apps=apps, http=http, seed=1) as running:
             ready.put_nowait(running)
@@ -73,7 +73,7 @@ def served(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[requests.Session]:
-    """Keeps its connection."""
+    """A session that keeps its connection."""
     with requests.Session() as session:
         yield session
 
@@ -86,22 +86,22 @@ schema = schemathesis.openapi.from_dict(DOCUMENT)
     max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck), verbosity=Verbosity.quiet,
 )  # fmt: skip
-def test_schemathesis_finds_nothing(
+def test_schemathesis_finds_no_mismatch(
     case: "schemathesis.Case[Any]", served: RunningApps, session: requests.Session
 ) -> None:
-    """Valid and invalid requests to every operation: no 5xx, no answer that the document does not describe.
+    """Sends valid and invalid requests to every operation: no 5xx, and no response that the document does not describe.
 
-    About 6 000 requests: every bound of every field from both sides, then EXAMPLES random ones each, the same every time.
+    About 6 000 requests: both sides of every bound of every field, then EXAMPLES random ones each, the same in every run.
     """
     name_the_model(case)
     if len(repr(case.body)) > BODY_CHARACTERS_MAX:
-        return  # A list one longer than the longest of lists that are as long as they may be: refused for its size alone.
+        return  # Bodies with lists just over their maximum are refused for their size alone.
     response = case.call(base_url=served.url, timeout=20, session=session)
     case.validate_response(response, checks=CHECKS)
 
 
 def name_the_model(case: "schemathesis.Case[Any]") -> None:
-    """Generated names of models are never served: with this one requests get past the first check."""
+    """Replaces generated model names, which are never served, so that requests get past the first check."""
     if isinstance(case.body, dict) and isinstance(name := case.body.get("model"), str) and 0 < len(name) <= 256:
         case.body["model"] = "tiny"
         if isinstance(count := case.body.get("n"), int):
@@ -109,7 +109,7 @@ def name_the_model(case: "schemathesis.Case[Any]") -> None:
 
 
 def test_every_route_is_described(served: RunningApps) -> None:
-    """And nothing is described that is not served."""
+    """Every described operation is served."""
     described = {(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods}
     for method, path in described:
         concrete = re.sub(r"\{[a-z_]+\}", "x", path)
@@ -118,7 +118,7 @@ def test_every_route_is_described(served: RunningApps) -> None:
 
 
 def run(served: RunningApps, call: Coroutine[Any, Any, Any]) -> tuple[int, Any]:
-    """Runs a call in the server's loop; answers that are not JSON are None."""
+    """Runs a call in the server's loop. Returns None as the body if it is not JSON."""
     loop = served.session._loop
 
     async def guarded() -> tuple[int, Any]:
@@ -133,8 +133,8 @@ def run(served: RunningApps, call: Coroutine[Any, Any, Any]) -> tuple[int, Any]:
     return asyncio.run_coroutine_threadsafe(guarded(), loop).result(10)
 
 
-def test_the_document_is_what_openapi_says() -> None:
-    """Schemas are valid JSON Schema; every reference leads somewhere; every operation has its own name."""
+def test_the_document_is_valid() -> None:
+    """Schemas are valid JSON Schema, every reference resolves, and every operation has a unique name."""
     for each in DOCUMENT["components"]["schemas"].values():
         jsonschema_rs.meta.validate({**each, "$schema": "https://json-schema.org/draft/2020-12/schema"})
     known = DOCUMENT["components"]["schemas"]
@@ -163,8 +163,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def test_good_bodies_fit_their_schemas_and_their_answers_too(served: RunningApps) -> None:
-    """What people send is described as valid, is answered, and the answer is described."""
+def test_valid_bodies_and_their_answers_match_the_schemas(served: RunningApps) -> None:
+    """Typical bodies match their schema and are answered, and the answers match theirs."""
     validators = {name: validator(name) for name in DOCUMENT["components"]["schemas"]}
     for path, methods in DOCUMENT["paths"].items():
         for method, operation in methods.items():
@@ -180,14 +180,14 @@ def test_good_bodies_fit_their_schemas_and_their_answers_too(served: RunningApps
 
 
 def validator(name: str) -> jsonschema_rs.Draft202012Validator:
-    """Of a named schema, with the document's others."""
+    """Returns a validator of a named schema that resolves the document's other schemas."""
     return jsonschema_rs.Draft202012Validator(
         {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
     )
 
 
 def test_the_description_has_every_field_that_is_read() -> None:
-    """The document and the reader are of one class: its fields, and which of them are refused and why."""
+    """The document has exactly the fields of the request classes, and the reasons for refused ones."""
     for kind in REQUESTS:
         described = DOCUMENT["components"]["schemas"][kind.__name__]
         assert described["properties"].keys() == set(kind.__struct_encode_fields__)
@@ -198,7 +198,7 @@ def test_the_description_has_every_field_that_is_read() -> None:
 
 
 class Links(HTMLParser):
-    """What a page points at."""
+    """Collects the links, ids and tags of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,8 +212,8 @@ class Links(HTMLParser):
         self.ids |= {value or "" for name, value in attrs if name == "id"}
 
 
-async def test_the_page_needs_nothing_from_outside(model: ServedModel, tmp_path: Path) -> None:
-    """Every link stays here and leads somewhere; no script; every operation and field is on it."""
+async def test_the_page_loads_nothing_external(model: ServedModel, tmp_path: Path) -> None:
+    """Every link resolves within the page, and there is no script. The page has every operation."""
     async with running_apps([model], answering(model), tmp_path) as running:
         async with running.session.get(running.url + "/docs") as response:
             page = await response.text()

@@ -1,4 +1,4 @@
-"""Reasoning and tool calls through the HTTP and the gRPC side, with parsers found out from the model's files."""
+"""Reasoning and tool calls over HTTP, with parsers that are detected from the model's files."""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -32,7 +32,7 @@ HERMES = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n
 
 
 def write(directory: Path, *, template: str = TEMPLATE, special: Sequence[str] = ()) -> Path:
-    """The test model with another template and more special tokens."""
+    """Writes the test model with another template and additional special tokens."""
     write_model(directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
@@ -43,7 +43,7 @@ def write(directory: Path, *, template: str = TEMPLATE, special: Sequence[str] =
 
 @asynccontextmanager
 async def answering(directory: Path, answer: str, **settings: Any) -> AsyncIterator[Running]:
-    """A frontend whose model always says the same."""
+    """Runs a frontend whose model always gives the same answer."""
     text = load_text_model(directory, SystemClock(), **settings)
     model: ServedModel = served_model(directory, text=text, vocabulary_size=1000)
     tokens = tokens_of(text, answer)
@@ -56,7 +56,7 @@ def deltas(events: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 async def test_reasoning_whole_and_streamed(tmp_path: Path) -> None:
-    """`reasoning_content` beside the content, its tokens in the usage; the opening mark may stand in the prompt."""
+    """`reasoning_content` is separate from the content, and usage counts its tokens. The opening mark may be in the prompt."""
     directory = write(tmp_path, template=TEMPLATE + "{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}")
     async with answering(directory, "Let me see.\n</think>\n\nParis.") as running:
         _, whole, _ = await running.post(CHAT, BODY | {"tools": []})
@@ -69,12 +69,12 @@ async def test_reasoning_whole_and_streamed(tmp_path: Path) -> None:
         events = await running.events(CHAT, asked)
         assert "".join(each.get("reasoning_content", "") for each in deltas(events)) == "Let me see."
         assert content(events) == "Paris."
-        assert len([each for each in deltas(events) if "reasoning_content" in each]) > 2, "it is not collected"
+        assert len([each for each in deltas(events) if "reasoning_content" in each]) > 2, "the reasoning was buffered"
         assert events[-2]["usage"]["completion_tokens_details"]["reasoning_tokens"] == counted
 
 
-async def test_reasoning_may_be_left_out(tmp_path: Path) -> None:
-    """It is read all the same, and counted."""
+async def test_reasoning_can_be_excluded(tmp_path: Path) -> None:
+    """With `include_reasoning` false, reasoning is still parsed and counted, but not returned."""
     async with answering(write(tmp_path, template=TEMPLATE + "{# <think> #}"), "<think>Hm.</think>Paris.") as running:
         asked = BODY | {"include_reasoning": False}
         _, whole, _ = await running.post(CHAT, asked)
@@ -85,7 +85,7 @@ async def test_reasoning_may_be_left_out(tmp_path: Path) -> None:
 
 
 async def test_a_continued_message_may_be_in_the_middle_of_reasoning(tmp_path: Path) -> None:
-    """However long ago its opening mark was."""
+    """The parser finds the opening mark in the prompt, however long ago it was."""
     async with answering(write(tmp_path, template=TEMPLATE + "{# <think> #}"), " so.</think>Paris.") as running:
         asked = BODY | {"continue_final_message": True, "add_generation_prompt": False}
         for begun, reasoning, said in (
@@ -99,7 +99,7 @@ async def test_a_continued_message_may_be_in_the_middle_of_reasoning(tmp_path: P
 
 
 async def test_arguments_stream(tmp_path: Path) -> None:
-    """A call's name comes first, then its arguments piece by piece; OpenAI's client puts them together."""
+    """A call's name comes first, then its arguments piece by piece. OpenAI's client assembles them."""
     long = " ".join(["one two three"] * 20)
     answer = f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{long}"}}}}\n</tool_call>'
     async with answering(write(tmp_path), answer) as running:
@@ -117,8 +117,8 @@ async def test_arguments_stream(tmp_path: Path) -> None:
         assert final.message.tool_calls and json.loads(final.message.tool_calls[0].function.arguments) == {"city": long}
 
 
-async def test_what_does_not_parse_is_content_and_warned_of(tmp_path: Path) -> None:
-    """A header on a whole answer, a field of a stream's last event."""
+async def test_malformed_calls_are_content_with_a_warning(tmp_path: Path) -> None:
+    """Whole answers have the warning in a header, streams in a field of the last event."""
     async with answering(write(tmp_path), "Well. <tool_call>oops</tool_call>") as running:
         _, whole, headers = await running.post(CHAT, BODY)
         assert whole["choices"][0]["message"]["content"] == "Well. <tool_call>oops</tool_call>"
@@ -134,7 +134,7 @@ async def test_what_does_not_parse_is_content_and_warned_of(tmp_path: Path) -> N
 
 
 async def test_a_call_cut_off_at_max_tokens(tmp_path: Path) -> None:
-    """Ends for its length, with the arguments that came."""
+    """The finish reason is `length`, and the call has the partial arguments."""
     async with answering(write(tmp_path), HERMES) as running:
         text = running.pipeline.models.find("tiny").text
         count = len(tokens_of(text, HERMES[: HERMES.index("aris")], ends=False))
@@ -146,7 +146,7 @@ async def test_a_call_cut_off_at_max_tokens(tmp_path: Path) -> None:
 
 
 async def test_marks_that_are_special_tokens_reach_the_parser(tmp_path: Path) -> None:
-    """And only those: other special tokens stay out of the text; ids have the length that the template insists on."""
+    """Other special tokens stay out of the text. Ids of calls have the length that the template requires."""
     directory = write(
         tmp_path, template=TEMPLATE + "{# [TOOL_CALLS] #}", special=["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<odd>"]
     )
@@ -162,7 +162,7 @@ async def test_marks_that_are_special_tokens_reach_the_parser(tmp_path: Path) ->
 
 
 async def test_quotes_that_are_special_tokens(tmp_path: Path) -> None:
-    """Gemma's calls and thoughts are made of them."""
+    """Gemma's calls and reasoning use special tokens as quotes."""
     marks = ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|odd|>"]
     directory = write(tmp_path, template=TEMPLATE + "{# <|tool_call>call: <|channel> #}", special=marks)
     call = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>'
@@ -174,7 +174,7 @@ async def test_quotes_that_are_special_tokens(tmp_path: Path) -> None:
 
 
 async def test_harmony(tmp_path: Path) -> None:
-    """Channels are never shown: reasoning, content and calls come out of one answer, with tools and without."""
+    """Channels are never shown: one answer is split into reasoning, content and calls, with and without tools."""
     marks = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"]
     directory = write(tmp_path, template=TEMPLATE + "{# <|channel|> #}", special=marks)
     call = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>'
@@ -221,10 +221,10 @@ async def test_harmony(tmp_path: Path) -> None:
         ("<tool_call>", (), {"tool_parser": "openai"}, "harmony", None, "the tool parser openai does not fit"),
     ],
 )
-async def test_parsers_are_found_out_and_reported(
+async def test_parsers_are_detected_and_reported(
     tmp_path: Path, addition: str, special: Sequence[str], settings: dict[str, str], tools: str, reasoning: str, problem: str
 ) -> None:  # fmt: skip
-    """By the template and the tokens; what does not fit stands beside the model in /v1/models."""
+    """Parsers are detected from the template and the tokens. /v1/models reports a configured parser that does not fit the model."""
     directory = write(tmp_path, template=TEMPLATE + "{#" + addition + "#}", special=special)
     async with (
         answering(directory, "x", **settings) as running,
@@ -236,7 +236,7 @@ async def test_parsers_are_found_out_and_reported(
 
 
 def test_unknown_parsers_are_refused() -> None:
-    """With the setting's name, before anything runs."""
+    """The error names the setting, and no service starts."""
     with pytest.raises(ValueError, match="tool_parser: there is no tool parser 'nope'"):
         FrontendSettings(tool_parser="a=hermes,b=nope")
     with pytest.raises(ValueError, match="reasoning_parser: there is no reasoning parser"):
@@ -245,8 +245,7 @@ def test_unknown_parsers_are_refused() -> None:
     assert [names.tool_parser(each) for each in "abc"] == ["hermes", "mistral", "auto"]
 
 
-def test_unknown_names_say_what_there_is(tmp_path: Path) -> None:
-    """The families are listed."""
+def test_the_error_for_an_unknown_parser_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"known parsers: .*hermes.*mistral"):
         load_text_model(write(tmp_path), SystemClock(), tool_parser="nope")
 
@@ -256,7 +255,7 @@ FORCED = '[{"name": "get_weather", "parameters": {"city": "Paris"}}'
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_a_forced_call_ends_when_it_is_complete(tmp_path: Path, is_stream: bool) -> None:
-    """The model would write blanks up to max_tokens: the leg is stopped, and the answer ends with its call."""
+    """The model would generate blanks up to max_tokens. The leg is cancelled, and the answer ends with the call."""
     model = served_model(write(tmp_path), features=frozenset({"structured_output"}))
     tokens = tokens_of(model.text, FORCED + " " * 300, ends=False)
     body = {**BODY, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 300}
@@ -280,7 +279,7 @@ async def test_a_forced_call_ends_when_it_is_complete(tmp_path: Path, is_stream:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 async def test_a_forced_call_that_was_cut_off_at_its_start(tmp_path: Path, choice: Any) -> None:
-    """No call and no text, whole and streamed; a call that was there before it stays."""
+    """The answer has no call and no text, whole and streamed. A complete call before it is kept."""
     model = served_model(write(tmp_path), features=frozenset({"structured_output"}))
     beginnings = ['[{"', "[", FORCED + ', {"name'] if choice == "required" else ['{"', "{"]
     for text in beginnings:

@@ -1,4 +1,4 @@
-"""Several frontend processes on one port: connections spread, a dead one is replaced, all end together."""
+"""Several frontend processes on one port: connections spread over them, a dead process is replaced, and all end together."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ RESTART_TIMEOUT_S = PATIENCE_S
 
 
 async def instances(target: MeshTarget) -> list[Instance]:
-    """The frontends that take requests."""
+    """Returns the frontends that take requests."""
     registry = target.registry()
     try:
         async for view in registry.watch(FRONTEND):
@@ -37,13 +37,13 @@ async def instances(target: MeshTarget) -> list[Instance]:
 
 
 async def served(instance: Instance) -> float:
-    """Chat requests that a process has answered, by its own metrics."""
+    """Returns the number of chat requests that a process has answered, from its own metrics."""
     text = await metrics_text(instance.host, int(instance.meta["metrics_port"]))
     return worker_metric(text, "kvmesh_frontend_requests_total")
 
 
 async def ask(url: str) -> int | str:
-    """A request on a connection of its own: the status, or how the connection failed."""
+    """Sends a request on a new connection. Returns the status, or the error of the connection."""
     connector = aiohttp.TCPConnector(force_close=True)
     try:
         async with (
@@ -57,7 +57,7 @@ async def ask(url: str) -> int | str:
 
 
 async def test_two_processes_share_a_port(tmp_path: Path) -> None:
-    """Both answer; one that is killed takes only what it had in hand with it, and a new one takes its place."""
+    """Both processes answer. If one is killed, only its requests in flight fail, and a new process replaces it."""
     flags = argv_simulated("--prefill", "0", "--frontend-processes", "2", "--engine-args=--simulated-time-factor 0")
     async with running_mesh(tmp_path, *flags) as mesh:
 
@@ -69,7 +69,7 @@ async def test_two_processes_share_a_port(tmp_path: Path) -> None:
         assert first.meta["http_port"] == second.meta["http_port"] == mesh.url.rpartition(":")[2]
         assert first.port != second.port
         assert first.meta["metrics_port"] != second.meta["metrics_port"]
-        # The second one may still be reading the model.
+        # The second process may still load the model.
         await wait_until(lambda: _all_ok(mesh.url), PATIENCE_S, "both answer")
         before = [await served(first), await served(second)]
         assert [await ask(mesh.url) for _ in range(60)] == [200] * 60
@@ -85,8 +85,8 @@ async def test_two_processes_share_a_port(tmp_path: Path) -> None:
         clients = [asyncio.create_task(_ask_until(mesh.url, stop, answers)) for _ in range(4)]
         await wait_until(lambda: len(answers) >= 8, PATIENCE_S, "the clients are answered")
         os.kill(victim, signal.SIGKILL)
-        # On a busy machine the kernel takes its time; until then its sockets take connections that nobody will answer.
-        await wait_until(lambda: not _is_there(victim), PATIENCE_S, "the killed process is gone")
+        # On a busy machine the kernel may take a while to end the process. Until then its sockets accept connections that get no answer.
+        await wait_until(lambda: not _exists(victim), PATIENCE_S, "the killed process is gone")
         gone_s = time.monotonic()
         await wait_until(
             lambda: sum(at_s > gone_s for _, at_s in answers) >= 8, PATIENCE_S, "the clients are answered again"
@@ -94,7 +94,7 @@ async def test_two_processes_share_a_port(tmp_path: Path) -> None:
         stop.set()
         await asyncio.gather(*clients)
         failed = [(answer, at_s - gone_s) for answer, at_s in answers if answer != 200]
-        # `at_s`: when the request was sent. Whatever was sent after the process was gone is answered.
+        # `at_s`: when the request was sent. All requests sent after the process had ended are answered.
         assert all(at_s <= 0 for _, at_s in failed), failed
 
         async def replaced() -> bool:
@@ -115,13 +115,14 @@ async def _ask_until(url: str, stop: asyncio.Event, answers: list[tuple[int | st
         answers.append((await ask(url), sent_s))
 
 
-def _is_there(pid: int) -> bool:
-    """Until its parent has waited for it, which takes all threads' ends; a zombie's other threads may still hold its sockets."""
+def _exists(pid: int) -> bool:
+    """Whether the process exists. It does until its parent has waited for it, which requires that all its threads have ended: those of a
+    zombie may still hold its sockets."""
     return Path(f"/proc/{pid}").exists()
 
 
 def test_a_port_in_use_is_refused() -> None:
-    """Also one of another set of processes, which the kernel would share it with."""
+    """Also a port of another set of processes, with which the kernel would share it."""
     with reserved_port("127.0.0.1", 0) as holder:
         port = holder.getsockname()[1]
         with socket.socket() as listener:
@@ -133,7 +134,7 @@ def test_a_port_in_use_is_refused() -> None:
 
 
 def test_each_process_has_its_own_names_and_ports() -> None:
-    """Names and metrics ports that are given are told apart; the rest is as it was given."""
+    """Each process gets its own instance id, and keeps the other flags."""
     settings = FrontendSettings(instance_id="f", http=HttpSettings(port=0))
     argv = process_command(settings, ["--instance-id", "f", "--processes", "3"], number=2, port=8123)
     assert argv[1:6] == ["-m", "services.frontend.shared_port", "--instance-id", "f", "--processes"]
@@ -141,12 +142,12 @@ def test_each_process_has_its_own_names_and_ports() -> None:
 
 
 def child(code: str) -> list[str]:
-    """A process that runs Python code."""
+    """Returns the command of a process that runs Python code."""
     return [sys.executable, "-c", code]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process exists, as a zombie too."""
+    """Whether the process exists, also as a zombie."""
     return os.path.exists(f"/proc/{pid}")
 
 
@@ -155,8 +156,8 @@ async def run_supervisor(supervisor: Supervisor) -> tuple["asyncio.Task[None]", 
     return asyncio.create_task(supervisor.run(stop=stop, hurry=hurry)), stop, hurry
 
 
-async def test_the_supervisor_starts_dead_processes_again_and_ends_all() -> None:
-    """SIGTERM reaches every process, and the supervisor waits for their orderly end."""
+async def test_the_supervisor_restarts_dead_processes_and_stops_all() -> None:
+    """At the end the supervisor stops every process and waits for it."""
     sleeper = child("import time; time.sleep(60)")
     fast = SupervisorSettings(restart_min_s=0.01, steady_s=0.1)
     supervisor = Supervisor([sleeper, sleeper], clock=SystemClock(), stop_timeout_s=25, settings=fast)
@@ -174,15 +175,15 @@ async def test_the_supervisor_starts_dead_processes_again_and_ends_all() -> None
     assert not any(map(is_alive, pids))
 
 
-async def test_the_supervisor_kills_what_does_not_end(tmp_path: Path) -> None:
-    """After the time, not before it."""
+async def test_the_supervisor_kills_processes_that_ignore_sigterm(tmp_path: Path) -> None:
+    """It kills them after the stop timeout, and not before."""
     up = tmp_path / "up"
-    deaf = child(
+    stubborn = child(
         f"import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path({str(up)!r}).touch(); time.sleep(60)"
     )
-    supervisor = Supervisor([deaf], clock=SystemClock(), stop_timeout_s=0.5)
+    supervisor = Supervisor([stubborn], clock=SystemClock(), stop_timeout_s=0.5)
     task, stop, _ = await run_supervisor(supervisor)
-    await wait_until(up.exists, PATIENCE_S, "it runs and is deaf")
+    await wait_until(up.exists, PATIENCE_S, "it runs and ignores SIGTERM")
     (pid,) = supervisor.statistics().running
     stop.set()
     began_s = time.monotonic()
@@ -191,8 +192,8 @@ async def test_the_supervisor_kills_what_does_not_end(tmp_path: Path) -> None:
     assert not is_alive(pid)
 
 
-async def test_the_supervisor_gives_up_when_nothing_lives() -> None:
-    """A wrong flag must not become a loop; the failure is the program's."""
+async def test_the_supervisor_gives_up_when_all_processes_die() -> None:
+    """A wrong flag must not lead to endless restarts. The supervisor fails with InternalError."""
     hopeless = SupervisorSettings(restart_min_s=0.01, restart_max_s=0.02, deaths_max=3)
     supervisor = Supervisor([child("raise SystemExit(2)")], clock=SystemClock(), stop_timeout_s=1, settings=hopeless)
     task, _, _ = await run_supervisor(supervisor)
@@ -201,7 +202,7 @@ async def test_the_supervisor_gives_up_when_nothing_lives() -> None:
 
 
 async def test_a_wrong_setting_ends_the_program(tmp_path: Path) -> None:
-    """Found out once, before any process is started."""
+    """The program validates its settings once, before it starts any process."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.frontend", "--processes", "2", "--http-port", "99999999"),
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""vLLM's parsers in a process of their own, behind the HTTP side."""
+"""vLLM's parsers in a separate process, used by the HTTP API."""
 
 import asyncio
 import importlib.util
@@ -36,7 +36,7 @@ def write(directory: Path) -> Path:
 
 @asynccontextmanager
 async def answering(directory: Path, *, answers_max: int) -> AsyncIterator[tuple[Running, ParserProcess]]:
-    """A frontend whose model always says ANSWER, read by vLLM's hermes."""
+    """Runs a frontend whose model always answers ANSWER, with vLLM's hermes parser."""
     text = load_text_model(directory, SystemClock(), tool_parser="vllm:hermes")
     process = ParserProcess(directory, tool="hermes", reasoning="", answers_max=answers_max)
     await process.start()
@@ -52,7 +52,8 @@ async def answering(directory: Path, *, answers_max: int) -> AsyncIterator[tuple
 @needs_vllm
 @pytest.mark.timeout(180)
 async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
-    """Calls come whole and streamed; several answers at a time; no session is left; then the process dies and comes back."""
+    """Calls are read whole and streamed, also after lost workers, and the number of concurrent answers is limited. If the process is killed,
+    its requests fail, no session is left, and it restarts."""
     async with answering(write(tmp_path), answers_max=2) as (running, process):
         _, whole, _ = await running.post(CHAT, BODY)
         choice = whole["choices"][0]
@@ -96,8 +97,8 @@ async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
 
 @needs_vllm
 @pytest.mark.timeout(180)
-async def test_names_that_vllm_does_not_have(tmp_path: Path) -> None:
-    """Are refused by the name of the setting, with those that there are."""
+async def test_unknown_vllm_parsers_are_refused(tmp_path: Path) -> None:
+    """The error names the setting and lists vLLM's parsers."""
     process = ParserProcess(write(tmp_path), tool="nope", reasoning="", answers_max=9)
     with pytest.raises(UnsupportedError, match=r"vLLM has no parser 'nope'; it has .*hermes") as caught:
         await process.start()
@@ -106,22 +107,22 @@ async def test_names_that_vllm_does_not_have(tmp_path: Path) -> None:
 
 
 def test_without_vllm_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At start, in words."""
+    """The error at the start says that vLLM is not installed."""
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match="tool_parser: vLLM's parsers need vllm, which is not installed"):
         FrontendSettings(tool_parser="vllm:hermes")
 
 
-def test_one_side_alone_is_vllms(tmp_path: Path) -> None:
-    """The process reads the whole answer, so a family of ours beside it is a mistake."""
+def test_vllms_parsers_cannot_be_mixed_with_ours(tmp_path: Path) -> None:
+    """vLLM's process reads the whole answer, so one of our parsers beside it is an error."""
     with pytest.raises(UnsupportedError, match="reasoning_parser must be vllm:NAME or none if the other"):
         load_text_model(write(tmp_path), SystemClock(), tool_parser="vllm:hermes", reasoning_parser="qwen3")
 
 
-async def test_text_behind_a_lost_process_is_let_go(tmp_path: Path) -> None:
-    """A process that dies between two texts fails the answer; later texts are dropped and raise nothing."""
+async def test_text_after_the_process_died_is_dropped(tmp_path: Path) -> None:
+    """Text that arrives after the process has died is dropped without an error."""
     process = ParserProcess(write(tmp_path), tool="hermes", reasoning="", answers_max=9)
-    process.is_running = True  # As if it ran, without the seconds that vLLM takes to load.
+    process.is_running = True  # Pretends that it runs, because loading vLLM takes seconds.
     received: list[Any] = []
     session = process.open_nowait(
         tools=[], parses_tools=True, prompt_ids=[], on_reply=received.append, on_failure=received.append

@@ -1,4 +1,4 @@
-"""A worker is lost in the middle of an answer: every API gives the answer that it gives without the loss, streamed or not."""
+"""A worker is lost in the middle of an answer: every API gives the same answer as without the loss, streamed or not."""
 
 import json
 import re
@@ -37,7 +37,7 @@ from tests.integration.test_frontend_parsers import TEMPLATE, TOOLS, write
 
 SAID = '<think>Let me see.</think>Well 🙂.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 BROKEN = "<think>Hm.</think><tool_call>\nnothing\n</tool_call> and more"
-"""What is read as no call, with a warning, which belongs to the answer it came of."""
+"""A malformed call, which gives a warning that belongs to the answer."""
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 
@@ -87,7 +87,7 @@ async def served(model: ServedModel, tmp_path: Path) -> AsyncIterator[Served]:
 
 
 def http(path: str, **body: Any) -> Callable[[Served], Awaitable[Any]]:
-    """A request whose answer is one body; with the warnings in its head."""
+    """Returns a function that sends a request without streaming, and returns its status, body and warnings."""
 
     async def ask(served: Served) -> Any:
         status, answer, headers = await served.apps.call("POST", path, {"model": "tiny", **body})
@@ -97,7 +97,7 @@ def http(path: str, **body: Any) -> Callable[[Served], Awaitable[Any]]:
 
 
 def http_stream(path: str, **body: Any) -> Callable[[Served], Awaitable[Any]]:
-    """A streamed request: all its events, those of one choice together."""
+    """Returns a function that sends a streamed request, and returns all its events, ordered by choice."""
 
     async def ask(served: Served) -> Any:
         async with served.apps.session.post(
@@ -112,14 +112,14 @@ def http_stream(path: str, **body: Any) -> Callable[[Served], Awaitable[Any]]:
 
 
 def choice_of(event: Any) -> int:
-    """The number of the event's choice; others come last."""
+    """Returns the number of the event's choice. Events without a choice come last."""
     return event["choices"][0]["index"] if event.get("choices") else 99
 
 
 async def grpc_stream(served: Served) -> Any:
     sampling = sampling_pb2.SamplingParams(logprobs=1)
     options = pb.GenerationOptions(stream=True, return_token_ids=True, sampling=sampling)
-    # A message has all tokens since the one before it was read.
+    # A message has all tokens since the previous read.
     text, token_ids, last = "", [], None
     async for last in served.grpc.Generate(pb.GenerateRequest(model="tiny", text="Hi", options=options)):
         text += last.text
@@ -194,7 +194,7 @@ PATHS: dict[str, Callable[[Served], Awaitable[Any]]] = {
 
 
 def comparable(answer: Any) -> str:
-    """Without ids and times, which differ from request to request."""
+    """Removes ids and times, which differ between requests."""
     text = json.dumps(answer, default=str, sort_keys=True)
     text = re.sub(r"[0-9a-f]{24,32}", "ID", text)
     return re.sub(r'"(created|created_at|completed_at)": \d+', r'"\1": 0', text)
@@ -203,9 +203,9 @@ def comparable(answer: Any) -> str:
 @pytest.mark.parametrize("said", [SAID, BROKEN], ids=["calls", "broken"])
 @pytest.mark.parametrize("path", PATHS)
 async def test_every_answer_continues(served: Served, model: ServedModel, path: str, said: str) -> None:
-    """Two placements are lost, in the middle of a call and of a character: the answer is that of an undisturbed request.
+    """Two placements are lost, in the middle of a call and of a character. The answer equals that of an undisturbed request.
 
-    Of a stream every event is compared.
+    For streams every event is compared.
     """
     tokens = tokens_of(model.text, said)
     served.mesh.answer = lambda _: tokens
@@ -221,8 +221,8 @@ async def test_every_answer_continues(served: Served, model: ServedModel, path: 
 
 
 @pytest.mark.parametrize("path", ["chat tools", "messages", "batch", "grpc chat"])
-async def test_an_answer_that_is_not_streamed_begins_anew(served: Served, model: ServedModel, path: str) -> None:
-    """If no engine continues it: the body is that of the last placement alone."""
+async def test_an_answer_that_is_not_streamed_can_restart(served: Served, model: ServedModel, path: str) -> None:
+    """If no engine can continue the answer, it restarts, and the body is that of the last placement alone."""
     tokens = tokens_of(model.text, SAID)
     expected = comparable(await PATHS[path](served))
     served.mesh.faults = cut_off(len(tokens) - 3)
@@ -231,19 +231,19 @@ async def test_an_answer_that_is_not_streamed_begins_anew(served: Served, model:
 
 
 @pytest.mark.parametrize("path", ["chat tools", "messages", "responses"])
-async def test_clients_do_not_try_a_request_again_that_killed_two_engines(served: Served, path: str) -> None:
-    """500 with the words by which the clients of OpenAI and Anthropic know that they should not."""
+async def test_clients_do_not_retry_a_request_that_killed_two_engines(served: Served, path: str) -> None:
+    """The request gets a 500 with the header that tells the clients of OpenAI and Anthropic not to retry."""
     deaths: list[tuple[int, MeshError]] = [(3, LostError("died", reason="engine_died")) for _ in range(4)]
     served.mesh.faults.legs = list(deaths)
     status, body, _ = await PATHS[path](served)
     assert status == 500 and "engines of 2 workers died" in json.dumps(body)
-    assert served.mesh.faults.legs == deaths[2:], "it was placed twice"
+    assert served.mesh.faults.legs == deaths[2:], "the request must be placed exactly twice"
     status, _, headers = await served.apps.call("POST", CHAT, {"model": "tiny", "messages": MESSAGES})
     assert (status, headers["x-should-retry"]) == (500, "false")
 
 
 async def test_a_line_of_a_batch_that_killed_two_engines_is_not_run_again(served: Served) -> None:
-    """Its error is its result."""
+    """The error is the result of the line."""
     deaths: list[tuple[int, MeshError]] = [(3, LostError("died", reason="engine_died")) for _ in range(9)]
     served.mesh.faults.legs = list(deaths)
     with pytest.raises(AssertionError, match=WORKER_LOST_TWICE):
@@ -252,10 +252,8 @@ async def test_a_line_of_a_batch_that_killed_two_engines_is_not_run_again(served
 
 
 @pytest.mark.parametrize("keep_alive_s", [0.0, 0.01])
-async def test_a_stream_of_which_nothing_was_shown_is_placed_again(
-    model: ServedModel, tmp_path: Path, keep_alive_s: float
-) -> None:
-    """No event is written before the first text, not even the role; comments that keep the connection do not count."""
+async def test_a_stream_without_output_is_placed_again(model: ServedModel, tmp_path: Path, keep_alive_s: float) -> None:
+    """No event precedes the first text, not even the role. Keep-alive comments do not count as output."""
     tokens = tokens_of(model.text, "🙂 Paris")
     mesh = FakeMesh(answer=lambda _: tokens, step_s=0.05)
     async with running_apps([model], mesh, tmp_path, http=HttpSettings(keep_alive_s=keep_alive_s)) as running:

@@ -1,4 +1,4 @@
-"""The Responses API on loopback, driven by the official client and by plain HTTP."""
+"""The Responses API on loopback, called by the official client and over plain HTTP."""
 
 import asyncio
 import sqlite3
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 
 def answering(model: ServedModel, text: str = TEXT) -> FakeMesh:
-    """A mesh that always says the same; a prompt with a tool gets the call."""
+    """Returns a mesh that always gives the same answer, or the call if the prompt has a tool."""
     plain, call = tokens_of(model.text, text), tokens_of(model.text, CALL)
 
     def answer(generation: Generation) -> list[int]:
@@ -61,13 +61,13 @@ async def client(running: RunningApps) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def prompt(running: RunningApps, number: int = -1) -> str:
-    """What the model was shown."""
+    """Returns the text of a prompt that reached the mesh."""
     text = running.pipeline.models.find("tiny").text
     return text.decode(running.mesh.generations[number].token_ids, skip_special_tokens=False)
 
 
 async def test_the_client_reads_an_answer(running: RunningApps, client: openai.AsyncOpenAI) -> None:
-    """Text, usage and what was asked for come back; sampling reaches the worker."""
+    """The response has the text, the usage and the request's fields. Sampling reaches the worker."""
     answer = await client.responses.create(
         model="tiny", input="Hi", instructions="Be brief.", temperature=0.7, top_p=0.9, max_output_tokens=100,
         metadata={"a": "b"}, user="u",
@@ -83,8 +83,8 @@ async def test_the_client_reads_an_answer(running: RunningApps, client: openai.A
     assert prompt(running).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>")
 
 
-async def test_input_tokens_are_counted_as_they_are_used(running: RunningApps, client: openai.AsyncOpenAI) -> None:
-    """Also those of the conversation that a response continues."""
+async def test_the_input_token_count_equals_the_usage(running: RunningApps, client: openai.AsyncOpenAI) -> None:
+    """Also for a response that continues a conversation."""
     answer = await client.responses.create(model="tiny", input="Hi", instructions="Be brief.")
     assert answer.usage is not None
     counted = await client.responses.input_tokens.count(model="tiny", input="Hi", instructions="Be brief.")
@@ -95,7 +95,7 @@ async def test_input_tokens_are_counted_as_they_are_used(running: RunningApps, c
 
 
 async def test_truncation_auto_drops_what_does_not_fit(running: RunningApps) -> None:
-    """The first tokens of the prompt; without it the request is refused."""
+    """`auto` drops the first tokens of the prompt. Without it the request is refused."""
     context = running.pipeline.models.find("tiny").context_tokens_max
     long = {**BODY, "input": "word " * context, "max_output_tokens": 10}
     status, answer, _ = await running.call("POST", PATH, long)
@@ -105,8 +105,8 @@ async def test_truncation_auto_drops_what_does_not_fit(running: RunningApps) -> 
     assert answer["usage"]["input_tokens"] == context - 10
 
 
-async def test_a_stream_says_what_the_whole_answer_says(running: RunningApps, client: openai.AsyncOpenAI) -> None:
-    """Through the client's own accumulator."""
+async def test_a_stream_equals_the_whole_answer(running: RunningApps, client: openai.AsyncOpenAI) -> None:
+    """The client's own accumulator builds the same response from a stream."""
     async with client.responses.stream(model="tiny", input="Hi") as stream:
         kinds = [event.type async for event in stream]
         final = await stream.get_final_response()
@@ -118,7 +118,7 @@ async def test_a_stream_says_what_the_whole_answer_says(running: RunningApps, cl
 
 
 async def test_events_come_in_the_documented_order(running: RunningApps) -> None:
-    """Numbered without a gap, each item framed by its events, deltas joined are the text."""
+    """Events are numbered without gaps, each item has its opening and closing events, and the joined deltas are the text."""
     events = await running.events(PATH, {**BODY, "tools": [TOOL]})
     assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
     assert all(name == data["type"] for name, data in events)
@@ -139,8 +139,8 @@ async def test_events_come_in_the_documented_order(running: RunningApps) -> None
     assert (await running.call("GET", f"{PATH}/{final['id']}"))[1] == final
 
 
-async def test_tools_go_round(running: RunningApps, client: openai.AsyncOpenAI) -> None:
-    """A call comes out, its result goes back in with the earlier response."""
+async def test_tool_calls_and_results(running: RunningApps, client: openai.AsyncOpenAI) -> None:
+    """The result of a call can be sent with the id of the earlier response."""
     first = await client.responses.create(model="tiny", input="Weather?", tools=[TOOL])
     call = first.output[-1]
     assert call.type == "function_call"
@@ -156,7 +156,7 @@ async def test_tools_go_round(running: RunningApps, client: openai.AsyncOpenAI) 
 
 
 async def test_structured_output_reaches_the_worker(running: RunningApps, client: openai.AsyncOpenAI) -> None:
-    """As the schema that was given."""
+    """The worker gets the schema of the request."""
     schema: Any = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     answer = await client.responses.create(model="tiny", input="Hi", text={"format": schema})
     constraint = running.mesh.generations[0].sampling.constraint
@@ -165,10 +165,10 @@ async def test_structured_output_reaches_the_worker(running: RunningApps, client
     assert answer.text is not None and answer.text.format is not None
 
 
-async def test_a_conversation_goes_on_and_its_instructions_do_not(
+async def test_a_conversation_continues_without_earlier_instructions(
     running: RunningApps, client: openai.AsyncOpenAI
 ) -> None:
-    """Three turns deep; each turn brings its own instructions or none."""
+    """Over three turns, the prompt has all earlier messages and only the instructions of the latest request."""
     first = await client.responses.create(model="tiny", input="One", instructions="Old.")
     second = await client.responses.create(model="tiny", input="Two", previous_response_id=first.id)
     await client.responses.create(model="tiny", input="Three", previous_response_id=second.id, instructions="New.")
@@ -179,8 +179,10 @@ async def test_a_conversation_goes_on_and_its_instructions_do_not(
     assert shown.count(TEXT) == 2
 
 
-async def test_stored_responses_are_found_listed_and_deleted(running: RunningApps, client: openai.AsyncOpenAI) -> None:
-    """Retrieve gives what was answered; input items come in pages; deleted is gone, also for who continues it."""
+async def test_stored_responses_are_retrieved_listed_and_deleted(
+    running: RunningApps, client: openai.AsyncOpenAI
+) -> None:
+    """A retrieved response equals the original, and its input items come in pages. A deleted response can be neither retrieved nor continued."""
     items: Any = [
         {"role": "user", "content": "One"},
         {"role": "assistant", "content": [{"type": "output_text", "text": "Two", "annotations": []}]},
@@ -205,12 +207,12 @@ async def test_stored_responses_are_found_listed_and_deleted(running: RunningApp
 
 
 def everything_in(directory: Path) -> bytes:
-    """All bytes of a directory's files."""
+    """Returns the bytes of all files in a directory."""
     return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
 
 
 async def test_store_false_keeps_nothing(running: RunningApps, client: openai.AsyncOpenAI, tmp_path: Path) -> None:
-    """Neither to be asked for nor in the file; reasoning and calls can be sent back as items instead."""
+    """The response cannot be retrieved, and no file contains its text. Reasoning and calls can be sent back as items instead."""
     made = await client.responses.create(model="tiny", input="secret", store=False)
     assert made.model_dump()["store"] is False
     with pytest.raises(openai.NotFoundError):
@@ -226,7 +228,7 @@ async def test_store_false_keeps_nothing(running: RunningApps, client: openai.As
 
 
 async def test_the_store_survives_a_restart(model: ServedModel, tmp_path: Path) -> None:
-    """And two frontends share it."""
+    """Responses survive a restart, and two frontends share them."""
     async with running_apps([model], answering(model), tmp_path) as first:
         _, made, _ = await first.call("POST", PATH, BODY)
         async with running_apps([model], answering(model), tmp_path, instance_id="b") as second:
@@ -237,7 +239,7 @@ async def test_the_store_survives_a_restart(model: ServedModel, tmp_path: Path) 
 
 
 async def test_the_store_is_bounded(model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By bytes, the least recently used first, and by age; a conversation in use keeps its beginning."""
+    """Responses are removed by total bytes, the least recently used first, and by age. A continued conversation keeps its first response."""
     monkeypatch.setattr(serve, "SWEEP_S", 0.05)
     settings = ResponsesSettings(stored_bytes_max=4000)
     async with running_apps([model], answering(model), tmp_path, apps=AppSettings(responses=settings)) as running:
@@ -261,7 +263,7 @@ async def test_the_store_is_bounded(model: ServedModel, tmp_path: Path, monkeypa
 async def test_chains_are_bounded_and_have_no_gap(
     model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A conversation that is too long, or that lost a part, is refused by name."""
+    """A conversation that is too long, or that lacks a response, is refused with its own error code."""
     monkeypatch.setattr(responses, "CHAIN_MAX", 2)
     async with running_apps([model], answering(model), tmp_path) as running:
         made: list[str] = []
@@ -277,7 +279,7 @@ async def test_chains_are_bounded_and_have_no_gap(
 
 
 async def test_a_file_of_a_later_version_is_refused(model: ServedModel, tmp_path: Path) -> None:
-    """With a store that was asked for by name the frontend does not start; without one nothing is kept."""
+    """If the store's path was configured, the frontend does not start. Otherwise it runs without a store."""
     path = tmp_path / "responses.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
@@ -292,7 +294,7 @@ async def test_a_file_of_a_later_version_is_refused(model: ServedModel, tmp_path
 
 
 async def test_an_answer_that_hits_its_limit_is_incomplete(running: RunningApps) -> None:
-    """Whole and streamed."""
+    """The status is `incomplete`, whole and streamed."""
     _, whole, _ = await running.call("POST", PATH, {**BODY, "max_output_tokens": 3})
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert whole["output"][0]["status"] == "incomplete"
@@ -302,7 +304,7 @@ async def test_an_answer_that_hits_its_limit_is_incomplete(running: RunningApps)
 
 
 async def test_logprobs_are_included_on_request(running: RunningApps) -> None:
-    """In the message and in the stream's deltas."""
+    """The message and the deltas of the stream have the log-probabilities."""
     body = {**BODY, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     _, whole, _ = await running.call("POST", PATH, body)
     logprobs = whole["output"][0]["content"][0]["logprobs"]
@@ -315,7 +317,7 @@ async def test_logprobs_are_included_on_request(running: RunningApps) -> None:
 
 
 async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel, tmp_path: Path) -> None:
-    """response.failed with the error; nothing is stored. Before the first event it is a status."""
+    """The last event is response.failed with the error, and nothing is stored. Before the first event a failure is a status."""
     mesh = answering(model)
     mesh.faults = cut_off(4)
     async with running_apps([model], mesh, tmp_path) as running:
@@ -354,7 +356,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_advisory_fields_pass(running: RunningApps) -> None:
-    """Fields that clients and gateways send along, and that do not change the answer."""
+    """Accepts fields that clients and gateways send and that do not change the answer."""
     advisory = {
         "max_tool_calls": 3, "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"},
         "service_tier": "priority", "safety_identifier": "s", "user": "u", "metadata": {"a": "b"},
@@ -366,7 +368,7 @@ async def test_advisory_fields_pass(running: RunningApps) -> None:
 
 
 async def test_bad_input_is_refused_by_name(running: RunningApps) -> None:
-    """Every unknown, wrong or unsupported field; the mesh is never asked."""
+    """Every unknown, invalid or unsupported field gives an error that names it, and the request does not reach the mesh."""
     for change, field in BAD:
         status, answer, _ = await running.call("POST", PATH, {**BODY, **change})
         assert (status, answer["error"]["param"]) == (400, field), (change, answer)
@@ -386,8 +388,8 @@ async def test_bad_input_is_refused_by_name(running: RunningApps) -> None:
         assert (status, answer["error"]["param"]) == (400, field)
 
 
-async def test_a_model_without_structured_output_says_so(model: ServedModel, tmp_path: Path) -> None:
-    """With this API's name of the field."""
+async def test_structured_output_needs_a_capable_model(model: ServedModel, tmp_path: Path) -> None:
+    """The error names the field as this API does."""
     poor = replace(model, features=frozenset())
     async with running_apps([poor], answering(model), tmp_path) as running:
         status, answer, _ = await running.call("POST", PATH, {**BODY, "text": {"format": {"type": "json_object"}}})
@@ -396,7 +398,7 @@ async def test_a_model_without_structured_output_says_so(model: ServedModel, tmp
 
 @pytest.mark.parametrize("said", ['[{"', '[{"name": "get_weather", "parameters": {}}, {"'])
 async def test_a_forced_call_that_was_cut_off_is_no_text(model: ServedModel, tmp_path: Path, said: str) -> None:
-    """Neither the streamed deltas nor the message have the list's punctuation."""
+    """Neither the deltas nor the message contain the punctuation of the list of calls."""
     tokens = tokens_of(model.text, said, ends=False)
     body = {**BODY, "tools": [TOOL], "tool_choice": "required", "max_output_tokens": len(tokens)}
     async with running_apps([model], FakeMesh(answer=lambda _: tokens), tmp_path) as running:

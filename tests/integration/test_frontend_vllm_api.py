@@ -1,4 +1,4 @@
-"""What clients of vLLM's server rely on beside OpenAI's API; the assertions follow vLLM's own API tests."""
+"""What clients of vLLM's server use beyond OpenAI's API. The assertions follow vLLM's own API tests."""
 
 import json
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ FEATURES = frozenset({"logprobs", "prompt_logprobs"})
 
 
 class OtherBestMesh(FakeMesh):
-    """Samples tokens that are never among the best."""
+    """A mesh that samples tokens that are never among the best alternatives."""
 
     def _logprobs(self, generation: Generation, tokens: Any) -> list[TokenLogprob] | None:
         count = generation.sampling.logprobs
@@ -48,7 +48,7 @@ async def client(running: Running) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def whole_and_streamed(running: Running, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A completion's text, finish reason, token ids and log-probabilities, both ways."""
+    """Returns a completion's text, finish reason, token ids and log-probabilities, from a whole answer and from a stream."""
     _, answer, _ = await running.post(COMPLETIONS, body)
     whole = answer["choices"][0]
     streamed: dict[str, Any] = {"text": "", "logprobs": {}, "token_ids": []}
@@ -63,7 +63,7 @@ async def whole_and_streamed(running: Running, body: dict[str, Any]) -> tuple[di
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 async def test_the_sampled_token_is_among_its_alternatives(running: Running, count: int) -> None:
-    """Whether it is one of the best or not; streams say the same as whole answers."""
+    """Also if it is not one of the best. Streams have the same log-probabilities as whole answers."""
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": 60, "logprobs": count}
     whole, streamed = await whole_and_streamed(running, body)
     found = whole["logprobs"]
@@ -75,8 +75,8 @@ async def test_the_sampled_token_is_among_its_alternatives(running: Running, cou
 
 @pytest.mark.parametrize("skips", [True, False])
 @pytest.mark.parametrize("is_text", [True, False])
-async def test_offsets_say_where_tokens_stand_in_the_text(running: Running, skips: bool, is_text: bool) -> None:
-    """Of an echoed prompt and of the answer, with special tokens in both, shown and hidden."""
+async def test_offsets_are_positions_in_the_text(running: Running, skips: bool, is_text: bool) -> None:
+    """The offsets are right for an echoed prompt and for the answer, with special tokens in both, shown and hidden."""
     text = running.pipeline.models.find("tiny").text
     prompt = f"{EOS}Hello<|im_start|> 日本"
     ids = list(text.tokenise(prompt, adds_special_tokens=False))
@@ -105,7 +105,7 @@ async def test_offsets_say_where_tokens_stand_in_the_text(running: Running, skip
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("more", [{}, {"stop": ["deep"]}, {"stop_token_ids": [290], "ignore_eos": True}])
 async def test_all_tokens_that_usage_counts_are_listed(running: Running, path: str, more: dict[str, Any]) -> None:
-    """The one that ended the answer and those of a stop string too, as ids and with log-probabilities; none has a text."""
+    """The token ids and log-probabilities include the token that ended the answer and those of a stop string, whose text is not shown."""
     asks: dict[str, Any] = {"messages": MESSAGES, "logprobs": True} if path == CHAT else {"prompt": "x", "logprobs": 1}
     body = {"model": "tiny", "max_tokens": 60, "return_token_ids": True, **asks, **more}
     _, whole, _ = await running.post(path, body)
@@ -124,7 +124,7 @@ async def test_all_tokens_that_usage_counts_are_listed(running: Running, path: s
 
 
 async def test_tokens_named_by_id(running: Running, client: openai.AsyncOpenAI) -> None:
-    """With `return_tokens_as_token_ids` the log-probabilities of prompt and answer name what the id lists have."""
+    """With `return_tokens_as_token_ids` log-probabilities name tokens by id, and the names match the lists of token ids."""
     asks = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     completion = await client.completions.create(
         model="tiny", prompt="Hello", max_tokens=20, echo=True, logprobs=1, extra_body={**asks, "prompt_logprobs": 1}
@@ -150,16 +150,16 @@ async def test_tokens_named_by_id(running: Running, client: openai.AsyncOpenAI) 
     assert said.logprobs.content[0].top_logprobs[0].token == "token_id:300"
 
 
-async def test_what_was_not_asked_for_is_null(client: openai.AsyncOpenAI) -> None:
-    """vLLM's clients look at `prompt_logprobs` of every whole answer."""
+async def test_prompt_logprobs_are_null_by_default(client: openai.AsyncOpenAI) -> None:
+    """vLLM's clients read `prompt_logprobs` of every whole answer."""
     completion: Any = await client.completions.create(model="tiny", prompt="x", max_tokens=5)
     assert completion.choices[0].prompt_logprobs is None
     chat: Any = await client.chat.completions.create(model="tiny", messages=MESSAGES)
     assert chat.prompt_logprobs is None
 
 
-async def test_models_say_where_they_come_from(client: openai.AsyncOpenAI) -> None:
-    """Root, parent and context length, for the model and its adapter."""
+async def test_models_have_root_and_parent(client: openai.AsyncOpenAI) -> None:
+    """The list of models has root, parent and context length, for the model and its adapter."""
     listed: list[Any] = [each async for each in client.models.list()]
     assert [(each.id, each.root, each.parent) for each in listed] == [
         ("tiny", "org/tiny", None),
@@ -169,7 +169,7 @@ async def test_models_say_where_they_come_from(client: openai.AsyncOpenAI) -> No
 
 
 async def test_token_strings_are_the_vocabularys(running: Running) -> None:
-    """As `convert_ids_to_tokens` gives them, special tokens included."""
+    """The strings are those of `convert_ids_to_tokens`, special tokens included."""
     status, found, _ = await running.post(
         "/tokenize", {"model": "tiny", "prompt": f"Hello the sea{EOS}", "return_token_strs": True}
     )
@@ -182,10 +182,10 @@ async def test_token_strings_are_the_vocabularys(running: Running) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/v1/embeddings"])
 async def test_a_request_need_not_name_the_only_model(running: Running, path: str, model: ServedModel) -> None:
-    """It is asked as if it had been named; where two are served, or the setting says so, the name must be there."""
+    """A request without a model uses the only one. If two are served, or the setting requires it, the field is mandatory."""
     asks: dict[str, Any] = {CHAT: {"messages": MESSAGES}, "/v1/embeddings": {"input": "x"}}.get(path, {"prompt": "x"})
     _, found, _ = await running.post(path, asks)
-    if "error" in found:  # This mesh gives no embeddings.
+    if "error" in found:  # This mesh does not support embeddings.
         assert found["error"]["code"] == "embeddings_unsupported"
     elif path != "/tokenize":
         assert found["model"] == "tiny"

@@ -1,4 +1,4 @@
-"""A frontend that hosts its router, as a process: `python -m services.gateway`, what `kvmesh up` starts."""
+"""A frontend process that hosts its router: `python -m services.gateway`, which `kvmesh up` starts."""
 
 import asyncio
 import json
@@ -29,13 +29,13 @@ REQUESTS = 24
 
 
 def body(tokens: int, *, stream: bool = False) -> dict[str, object]:
-    """A chat request for exactly so many tokens."""
+    """Returns a chat request for exactly so many tokens."""
     messages = [{"role": "user", "content": "Tell me a story about two rivers."}]
     return {"model": "demo", "messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
 
 
 async def ask(url: str, tokens: int, request_id: str = "") -> dict[str, object]:
-    """A whole answer."""
+    """Returns a whole answer."""
     headers = {"x-request-id": request_id} if request_id else {}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
@@ -46,7 +46,7 @@ async def ask(url: str, tokens: int, request_id: str = "") -> dict[str, object]:
 
 
 async def check_both_parts(mesh: RunningMesh, gateway: int) -> None:
-    """Both are registered and tell their metrics; placements are explained to whoever asks over gRPC."""
+    """Checks that both parts are registered and export their metrics, and that the router explains placements over gRPC."""
     assert not mesh.pids("frontend")
     assert not mesh.pids("router")
     answers = await asyncio.gather(*(ask(mesh.url, 4, f"request-{number}") for number in range(REQUESTS)))
@@ -72,7 +72,7 @@ async def check_both_parts(mesh: RunningMesh, gateway: int) -> None:
 
 
 async def _nothing_is_reserved(mesh: RunningMesh) -> bool:
-    """The router has heard of every end."""
+    """Waits until the router has settled all reservations."""
     registry = mesh.target.registry()
     channels = mesh.target.channels()
     try:
@@ -91,9 +91,9 @@ async def _nothing_is_reserved(mesh: RunningMesh) -> bool:
 
 @pytest.mark.timeout(150)
 async def test_one_process_is_frontend_and_router(tmp_path: Path) -> None:
-    """Both are registered, tell their metrics and explain placements.
+    """Both parts are registered, export metrics and explain placements.
 
-    SIGTERM in mid-stream: the stream goes on to its last token, placements for it included, then the process ends well.
+    After SIGTERM in the middle of a stream, the stream continues to its last token, and then the process ends without an error.
     """
     flags = argv_simulated("--engine-args=--simulated-time-factor 1", "--restarts-max", "0")
     async with running_mesh(tmp_path, *flags) as mesh:
@@ -122,7 +122,7 @@ async def _has_ended(pid: int) -> bool:
 
 @pytest.mark.parametrize("is_routers", [True, False])
 async def test_a_part_that_fails_ends_the_process(*, is_routers: bool) -> None:
-    """With status 1 and words, whichever part it is; the other one is stopped, though the registry is not there."""
+    """If either part fails, the process exits with status 1 and a message, and stops the other part, even without a registry."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -133,13 +133,13 @@ async def test_a_part_that_fails_ends_the_process(*, is_routers: bool) -> None:
             stderr=asyncio.subprocess.PIPE,
         )
         async with asyncio.timeout(60):
-            _, told = await process.communicate()
+            _, errors = await process.communicate()
     assert process.returncode == 1
-    assert told.decode().strip().splitlines()[-1].startswith("MetricsServer failed while starting")
+    assert errors.decode().strip().splitlines()[-1].startswith("MetricsServer failed while starting")
 
 
 def test_flags_are_divided() -> None:
-    """The frontend's, then the router's."""
+    """The words before `--` are the frontend's flags, those after it the router's."""
     assert split(["--a", "1", "--", "--b", "2"]) == (["--a", "1"], ["--b", "2"])
     assert split(["--a"]) == (["--a"], ())
 
@@ -153,13 +153,13 @@ def test_flags_are_divided() -> None:
         (["--", "--cost-temperature", "cold"], "--cost-temperature"),
     ],
 )
-async def test_wrong_flags_end_it_with_words(argv: list[str], words: str) -> None:
-    """Those of either part."""
+async def test_wrong_flags_end_the_process_with_a_message(argv: list[str], words: str) -> None:
+    """Wrong flags of either part end the process with a message that names the flag, and without a stack trace."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.gateway", *argv), stderr=asyncio.subprocess.PIPE
     )
     async with asyncio.timeout(60):
-        _, told = await process.communicate()
+        _, errors = await process.communicate()
     assert process.returncode
-    assert words in told.decode()
-    assert "Traceback" not in told.decode()
+    assert words in errors.decode()
+    assert "Traceback" not in errors.decode()

@@ -1,6 +1,6 @@
-"""Messages that no client would send, on every method of both services: a status that says whose fault it is, and nothing left.
+"""Messages that no client would send, to every method of both services: the status is never a server error, and no state is left.
 
-`KVMESH_FUZZ_MESSAGES` makes it longer, `KVMESH_FUZZ_SEED` another.
+`KVMESH_FUZZ_MESSAGES` sets the number of messages, `KVMESH_FUZZ_SEED` the seed.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ VALID: dict[str, Message] = {
     "ModelInfer": INFER,
     "ModelStreamInfer": INFER,
 }
-# Methods with more to go wrong are asked more often.
+# Methods with more input to validate are called more often.
 WEIGHTS = {"Generate": 5, "Chat": 8, "Tokenize": 4, "ModelInfer": 6, "ModelStreamInfer": 4, "Embed": 2}
 
 
@@ -99,7 +99,7 @@ class Target:
     telemetry: Telemetry
 
     def defects(self) -> list[Any]:
-        """What the server counted of calls that it ended with such a status."""
+        """Returns the server's own counts of calls that ended with a status of DEFECTS."""
         samples = [sample for family in self.telemetry.registry.collect() for sample in family.samples]
         return [each for each in samples if each.labels.get("code") in DEFECTS and each.value]
 
@@ -115,7 +115,7 @@ async def target(model: ServedModel, tmp_path: Path) -> AsyncIterator[Target]:
     mesh = FakeMesh(answer=lambda _: tokens, tokens_per_step=8)
     for name in ("asks", "reports", "prefills", "generations", "legs", "released", "cancelled", "rendezvous"):
         setattr(mesh, name, Counted())
-    # Few batches are kept: the disk would bound the speed.
+    # Keeps only a few batches, because the disk would limit the speed.
     settings = AppSettings(batches=BatchSettings(batches_max=20, files_max=40))
     async with running_apps([model], mesh, tmp_path, apps=settings) as apps:
         calls = apps.batches.service
@@ -148,7 +148,7 @@ def message_of(rng: random.Random, method: Method) -> bytes:
     message = GetMessageClass(method.descriptor.input_type)()
     if valid is not None and rng.random() < 0.7:
         message.CopyFrom(valid)
-        # What is filled in on top of a valid message reaches deeper than a message of odd values only.
+        # Fields filled on top of a valid message get past more checks than a message of random values only.
         name = rng.choice(message.DESCRIPTOR.fields).name
         single = filled(rng, type(message)())
         for field, value in single.ListFields():
@@ -164,7 +164,7 @@ def _ignore(_: Any) -> None: ...
 
 
 async def code_of(channel: grpc.aio.Channel, method: Method, messages: list[bytes]) -> str:
-    """The status with which the call ended."""
+    """Returns the status with which the call ended."""
     descriptor = method.descriptor
     try:
         if descriptor.client_streaming:
@@ -178,8 +178,8 @@ async def code_of(channel: grpc.aio.Channel, method: Method, messages: list[byte
             pass
     except grpc.aio.AioRpcError as error:
         if error.details() == SEND_FAILED and descriptor.client_streaming:
-            # The client library's own word for a message that it could not send, for the server had ended the call already;
-            # what the server ended it with is in the server's own count.
+            # The client library reports this if it could not send a message because the server had already ended the call. The server's own
+            # count has the status with which it ended the call.
             return "ENDED"
         return f"{error.code().name}: {error.details()}"
     return "OK"
@@ -190,7 +190,7 @@ def rss_bytes() -> int:
 
 
 class Counted(list[Any]):
-    """What the fake mesh saw, counted and not kept: its memory would hide the frontend's."""
+    """A list that counts its items without keeping them, because the fake mesh's memory would hide the frontend's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Counted(list[Any]):
 
 
 class Round:
-    """Many clients at once, until so many messages were sent or a call ended as none may."""
+    """Many concurrent clients, until so many messages were sent or a call ended with a status of DEFECTS."""
 
     def __init__(self, target: Target, rng: random.Random) -> None:
         self._target = target
@@ -232,7 +232,7 @@ class Round:
                 self.failure = f"{method.name} {code} {messages!r}"
 
     async def tasks_left(self) -> int:
-        """Waits until nothing runs any more."""
+        """Waits until nothing is in flight. Returns the number of tasks."""
         apps = self._target.apps
         async with asyncio.timeout(PATIENCE_S):
             while apps.pipeline.in_flight or apps.mesh.running or apps.batches.running:
@@ -243,9 +243,9 @@ class Round:
 
 @pytest.mark.timeout(0 if MESSAGES > 20_000 else 180)
 async def test_odd_messages_never_fail_the_server(target: Target) -> None:
-    """No INTERNAL, UNKNOWN or DATA_LOSS; afterwards no request and no task is left, and memory has not grown."""
+    """No call ends with INTERNAL, UNKNOWN or DATA_LOSS. Afterwards no request or task is left, and memory has not grown."""
     round_ = Round(target, random.Random(SEED))
-    # The first part warms everything up; what grows after it grows with the number of messages.
+    # The first part fills all caches. Later growth is in proportion to the number of messages.
     await round_.until(min(MESSAGES // 4, 5000))
     tasks, memory_bytes = await round_.tasks_left(), rss_bytes()
     await round_.until(MESSAGES)

@@ -1,6 +1,6 @@
-"""No wrong token when services stop, or the network between them is cut, at any step of the handoff.
+"""Checks for wrong tokens when services are stopped, or the network between them is cut, at any step of the handoff.
 
-A slice of `python -m tests.chaos.handoff`, which runs as long as one likes.
+A short run of `python -m tests.chaos.handoff`, which can run for any time.
 """
 
 import os
@@ -22,9 +22,9 @@ SEED = 20
     [pytest.param("simulated", 0, id="simulated"), pytest.param("vllm", 1, id="vllm", marks=pytest.mark.vllm)],
 )
 async def test_stops_and_cuts_give_no_wrong_token(engine: str, offset: int, tmp_path: Path) -> None:
-    """Each service is stopped, and each path cut, while other requests reuse the blocks.
+    """Each service is stopped, and each network path cut, while other requests reuse the blocks.
 
-    A fault lasts for 0.5, 1 or 2 leases: each time is used by both engines, and for each fault the engines use different ones.
+    A fault lasts for 0.5, 1 or 2 leases. Both engines use each duration, and for each fault the engines use different ones.
     """
     require_part("nixl")
     if engine == "vllm":

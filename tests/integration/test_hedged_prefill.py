@@ -1,4 +1,4 @@
-"""Hedged prompts on real processes: a prefill worker that stands still does not delay the answer, and keeps nothing of it."""
+"""Hedged prompts on real processes: a stopped prefill worker does not delay the answer, and later frees the request's blocks."""
 
 import asyncio
 import os
@@ -29,21 +29,21 @@ from tests.patience import PATIENCE_S
 
 FLAGS = (
     *("--prefill", "2", "--decode", "1", "--no-planner", "--no-gateway"),
-    # A long prompt takes a second. Neither missing heartbeats nor the end of a lease may help: only a hedge and a cancel.
+    # A long prompt takes a second. Neither missed heartbeats nor an expired lease may help, only a hedge and a cancel.
     "--engine-args=--simulated-profile-per-prefill-token-s 0.0006 --worker-heartbeat-s 100 --kv-lease-s 300",
-    # On a busy machine one prompt in ten may take several times as long as expected. These must not make the hedge late.
+    # On a busy machine one prompt in ten may take several times as long as expected, which must not delay the hedge.
     "--frontend-args=--pipeline-hedge-share-max 0.5 --pipeline-hedge-quantile 0.8",
     "--router-args=--prefill-congested-s 1000",
 )
 SHORT_TOKENS, LONG_TOKENS = 300, 1800
 SAMPLES = 24
-"""More prompts than the frontend must have seen before it hedges one."""
+"""More prompts than the frontend must have measured before it hedges."""
 HEDGED_S = 20.0
 HELD = ("kv_blocks_used", "kv_blocks_held", "kv_blocks_unaccounted", "leases_handles", "legs_requests")
 
 
 @dataclass(slots=True)
-class Hedged:
+class HedgingMesh:
     """A mesh whose prefill workers can be stopped."""
 
     mesh: RunningMesh
@@ -54,7 +54,7 @@ class Hedged:
         return [self.random.randrange(300, 2000) for _ in range(tokens)]
 
     async def ask(self, prompt: list[int], **options: Any) -> list[int]:
-        """The answer's tokens."""
+        """Returns the tokens of the answer."""
         body = {"model": "demo", "prompt": prompt, "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
         url = f"{self.mesh.url}/v1/completions"
         async with self.session.post(url, json={**body, **options}) as response:
@@ -63,7 +63,7 @@ class Hedged:
             return list(answer["choices"][0]["token_ids"])
 
     async def metrics(self, service: str) -> Mapping[int, str]:
-        """The metrics of a service's processes that go on, by process id."""
+        """Returns the metrics of a service's processes that are not stopped, by process id."""
         registry = self.mesh.target.registry()
         try:
             found = {
@@ -75,7 +75,7 @@ class Hedged:
         return {pid: await metrics_text(each.host, int(each.meta["metrics_port"])) for pid, each in running.items()}
 
     async def computing(self) -> int:
-        """The prefill worker that computes a prompt; 0: none does."""
+        """Returns the pid of the prefill worker that computes a prompt; 0 if there is none."""
         texts = await self.metrics(PREFILL)
         return next((pid for pid, text in texts.items() if worker_metric(text, "kvmesh_worker_running_requests")), 0)
 
@@ -84,7 +84,7 @@ class Hedged:
         return worker_metric(text, "kvmesh_frontend_hedges_won_requests_total")
 
     async def is_free(self) -> bool:
-        """Whether no process that goes on holds anything of a request."""
+        """Returns whether no running process holds blocks, leases or legs."""
         texts = [*(await self.metrics(PREFILL)).values(), *(await self.metrics(DECODE)).values()]
         return not any(worker_metric(text, f"kvmesh_worker_{name}") for text in texts for name in HELD)
 
@@ -99,7 +99,7 @@ class Hedged:
             await registry.aclose()
 
     async def stop_computing(self, asking: "asyncio.Task[list[int]]") -> int:
-        """Stops the prefill worker that computes the request's prompt. 0: the prompt was computed before it was seen."""
+        """Stops the prefill worker that computes the request's prompt. Returns 0 if the prompt was finished first."""
         while not asking.done():
             if pid := await self.computing():
                 os.kill(pid, signal.SIGSTOP)
@@ -110,20 +110,20 @@ class Hedged:
 @pytest.mark.timeout(300)
 @pytest.mark.proves("migration", engine="simulated")
 async def test_the_prompt_of_a_stopped_prefill_worker_is_hedged(tmp_path: Path) -> None:
-    """The answer comes while the worker stands still. When it goes on, the cancel frees its blocks long before the lease ends."""
+    """The answer arrives while the worker is stopped. When the worker continues, the cancel frees its blocks long before the lease ends."""
     require_part("nixl")
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
     async with (
         running_mesh(tmp_path, *argv_simulated(*FLAGS)) as mesh,
         aiohttp.ClientSession(timeout=timeout) as session,
     ):
-        hedged = Hedged(mesh, session)
+        hedged = HedgingMesh(mesh, session)
         stopped = 0
         while not stopped:
             prompt = hedged.prompt(LONG_TOKENS)
-            # First: a long prompt may be hedged, and the request after one that was is not.
+            # This comes first, because a long prompt may be hedged, and the request after a hedged one is not.
             expected = await hedged.ask(prompt, cache_salt="expected")
-            # After an attempt without a hedge too: the slow prompts of that must stay below the share that is hedged.
+            # Also after an attempt without a hedge: its slow prompts must remain a smaller share than the share that may be hedged.
             for _ in range(SAMPLES):
                 await hedged.ask(hedged.prompt(SHORT_TOKENS))
             await wait_until(hedged.is_free, PATIENCE_S, mesh.logs())
@@ -132,7 +132,7 @@ async def test_the_prompt_of_a_stopped_prefill_worker_is_hedged(tmp_path: Path) 
             stopped = await hedged.stop_computing(asking)
             try:
                 if stopped and not (await asyncio.wait([asking], timeout=HEDGED_S))[0]:
-                    # Prompts are slow on a busy machine, and one that was expected to be slow is not hedged soon.
+                    # On a busy machine prompts are slow, and a prompt that is expected to be slow is hedged late.
                     os.kill(stopped, signal.SIGCONT)
                     stopped = 0
                 assert await asking == expected

@@ -1,4 +1,4 @@
-"""A slice of `python -m tests.chaos.kills`, and processes that are stopped for longer than others wait."""
+"""A short run of `python -m tests.chaos.kills`, and processes that are stopped for longer than other processes wait."""
 
 import asyncio
 import json
@@ -20,13 +20,13 @@ STOPPED = (
     (("router-0", "router-1"), 5.0),
     (("frontend-0", "prefill-0"), 12.0),
 )
-"""Which processes are stopped, and for how long: the frontend for longer than a placement may take; all routers for less."""
+"""The processes that are stopped, and for how long: the frontend for longer than a placement may take, all routers for less."""
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.proves("migration", engine="simulated")
 async def test_a_worker_is_killed_every_second() -> None:
-    """Every answer is right, streamed or not, and some were continued on another worker."""
+    """Every answer is right, streamed or not, and some continued on another worker."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "tests.chaos.kills", "--requests", "100", "--in-flight", "16", "--tokens", "120"),
@@ -44,7 +44,7 @@ async def test_a_worker_is_killed_every_second() -> None:
 @pytest.mark.timeout(420)
 @pytest.mark.proves("migration", engine="vllm")
 async def test_vllm_workers_are_killed(tmp_path: Path) -> None:
-    """A slice of `python -m tests.chaos.kills --engine vllm`: answers of every kind continue token for token on another worker."""
+    """A short run of `python -m tests.chaos.kills --engine vllm`: answers of every kind continue token for token on another worker."""
     require_part("vllm")
     require_part("nixl")
     shape = Shape(requests=36, in_flight=6, tokens=120, pause_s=0.0, seed=5, questions=9)
@@ -54,11 +54,11 @@ async def test_vllm_workers_are_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_processes_that_stood_still(tmp_path: Path) -> None:
-    """They are stopped with requests in every phase, and go on: every request is answered right.
+async def test_stopped_processes_resume(tmp_path: Path) -> None:
+    """Processes are stopped with requests in every phase, and continue: every request gets the right answer.
 
-    The frontend is stopped while requests wait for the routers, and goes on with the answers in its sockets after longer than a placement
-    may take: no 503.
+    The frontend is stopped while requests wait for the routers. It continues after longer than a placement may take, with the routers' responses
+    in its sockets, and returns no 503.
     """
     shape = Shape(requests=60, in_flight=60, tokens=100, pause_s=0.0, seed=3)
     random = Random(4)
@@ -86,7 +86,7 @@ async def test_processes_that_stood_still(tmp_path: Path) -> None:
 
 
 async def _stop_before_answers(mesh: ProcessMesh) -> list[asyncio.Task[Any]]:
-    """Stops the frontend while it waits for the placements of the returned requests, which the routers send then."""
+    """Sends requests, and stops the frontend before the routers respond with their placements. Returns the requests."""
     routers = ("router-0", "router-1")
     for name in routers:
         mesh.stop(name)

@@ -27,7 +27,7 @@ MODEL = "demo"
 
 
 async def drive(mesh: RunningMesh) -> dict[str, Any]:
-    """What Triton's client sees of a mesh, once nothing is in flight any more."""
+    """Runs Triton's client against a mesh and returns its results, once nothing is in flight."""
     pytest.importorskip("tritonclient")
     address, metrics_port = await grpc_address(mesh)
     process = await asyncio.create_subprocess_exec(
@@ -51,14 +51,14 @@ async def drive(mesh: RunningMesh) -> dict[str, Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def seen(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Any]]:
-    """What the client saw."""
+    """The results of the client."""
     argv = argv_simulated("--prefill", "1", "--decode", "1", "--engine-args=--simulated-time-factor 1")
     async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv) as mesh:
         yield await drive(mesh)
 
 
-async def test_questions_about_server_and_model(seen: dict[str, Any]) -> None:
-    """Live, ready and metadata; what is not there is not ready, and its metadata NOT_FOUND."""
+async def test_server_and_model_status(seen: dict[str, Any]) -> None:
+    """The server is live and ready and has metadata. An unknown model is not ready, and its metadata is NOT_FOUND."""
     about = seen["about"]
     assert (about["live"], about["ready"], about["server"]) == (True, True, "kvmesh")
     assert (about["model_ready"], about["others_ready"]) == ([True, True], [False, False])
@@ -79,13 +79,13 @@ async def test_configuration(seen: dict[str, Any]) -> None:
 
 
 async def test_statistics(seen: dict[str, Any]) -> None:
-    """An answered request is counted with its duration; one that is refused before it runs is not."""
+    """An answered request is counted with its duration. A request that is refused before it runs is not counted."""
     before, after = seen["statistics"]["before"], seen["statistics"]["after"]
     assert int(after["inference_count"]) == int(before["inference_count"]) + 1 == int(after["execution_count"])
     success = {name: int(before["inference_stats"]["success"][name]) for name in ("count", "ns")}
     assert int(after["inference_stats"]["success"]["count"]) == success["count"] + 1
     assert int(after["inference_stats"]["success"]["ns"]) > success["ns"]
-    # The cancelled stream of the asyncio client.
+    # The asyncio client cancelled a stream.
     assert int(after["inference_stats"]["fail"]["count"]) >= 1
     assert int(after["last_inference"]) >= int(before["last_inference"]) > 0
     assert seen["statistics"]["all"] == [MODEL]
@@ -93,7 +93,7 @@ async def test_statistics(seen: dict[str, Any]) -> None:
 
 
 async def test_one_answer(seen: dict[str, Any]) -> None:
-    """The prompt comes first unless it is excluded; choices, counts and reasons are tensors of their own."""
+    """The text begins with the prompt unless it is excluded. Choices, counts and finish reasons are separate tensors."""
     unary = seen["unary"]
     assert unary["id"] == "r1"
     (whole,) = unary["whole"]
@@ -105,7 +105,7 @@ async def test_one_answer(seen: dict[str, Any]) -> None:
 
 
 async def test_errors_of_one_answer(seen: dict[str, Any]) -> None:
-    """Status and message, which names the tensor or parameter."""
+    """Errors have the right status, and a message that names the tensor or parameter."""
     errors = seen["unary"]["errors"]
     wanted = {
         "model": ("NOT_FOUND", "absent"),
@@ -120,8 +120,8 @@ async def test_errors_of_one_answer(seen: dict[str, Any]) -> None:
     assert "DEADLINE_EXCEEDED" in errors["deadline"][0] or "deadline" in errors["deadline"][1].lower()
 
 
-async def test_a_stream_answers_each_request_on_its_own(seen: dict[str, Any]) -> None:
-    """Pieces carry their request's id, the last one says so, and one bad request does not end the stream."""
+async def test_a_stream_answers_each_request_independently(seen: dict[str, Any]) -> None:
+    """Each response has the id of its request, and the last one is marked. An invalid request does not end the stream."""
     streaming = seen["streaming"]
     by_id: dict[str, list[Any]] = {}
     for call_id, texts, final, error in streaming["mixed"]:
@@ -136,7 +136,7 @@ async def test_a_stream_answers_each_request_on_its_own(seen: dict[str, Any]) ->
 
 
 async def test_the_asyncio_client(seen: dict[str, Any]) -> None:
-    """The same with asyncio; a cancelled stream leaves nothing in flight, which the fixture waits for."""
+    """The asyncio client gets the same results. Its cancelled stream leaves nothing in flight, which the fixture checks."""
     asynchronous = seen["asynchronous"]
     assert asynchronous["whole"][0].startswith(TEXT)
     assert len([piece for piece in asynchronous["pieces"] if piece]) > 1

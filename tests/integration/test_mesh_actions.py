@@ -1,4 +1,4 @@
-"""What a planner does to workers, on real gRPC and a registry."""
+"""The planner's actions on workers, with real gRPC and a registry."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -20,7 +20,7 @@ SLOW_S = 0.5
 
 
 class SlowWorker(ToldWorker):
-    """Waits for its requests in flight before it changes its role."""
+    """A worker that waits for its requests in flight before it changes its role."""
 
     async def SetRole(self, request: pb.SetRoleRequest, context: object) -> pb.SetRoleResponse:
         await asyncio.sleep(PATIENCE_S)
@@ -28,7 +28,7 @@ class SlowWorker(ToldWorker):
 
 
 async def test_a_slow_change_of_role_is_accepted_when_it_has_begun() -> None:
-    """The call ends in time. It fails if the worker has not announced the change, or another one."""
+    """The call returns in time if the worker has announced the change. It fails if the worker has announced none, or another one."""
     async with AsyncExitStack() as stack:
         registry = MemoryAgent().registry()
         channels = ChannelPool(settings=RpcSettings())

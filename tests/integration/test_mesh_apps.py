@@ -1,4 +1,4 @@
-"""Responses, messages, files, batches and embeddings over a whole mesh of processes with simulated engines."""
+"""Responses, messages, files, batches and embeddings on a whole mesh of processes with simulated engines."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,27 +22,27 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
 
 
 async def test_a_conversation_of_responses(mesh: RunningMesh) -> None:
-    """Two turns, stored and continued."""
+    """A conversation of two turns is stored and continued."""
     await apps_drive.converse_in_responses(mesh)
 
 
 async def test_responses_with_a_schema_and_a_forced_call(mesh: RunningMesh) -> None:
-    """Valid for their schemas."""
+    """The answer and the call's arguments match their schemas."""
     await apps_drive.force_in_responses(mesh)
 
 
 async def test_messages(mesh: RunningMesh) -> None:
-    """Whole, streamed and counted."""
+    """A message is the same whole and streamed, and its tokens are counted."""
     await apps_drive.converse_in_messages(mesh)
 
 
 async def test_messages_with_a_forced_call(mesh: RunningMesh) -> None:
-    """And its result."""
+    """A call is forced, and its result is sent."""
     await apps_drive.force_in_messages(mesh)
 
 
 async def test_a_batch(mesh: RunningMesh) -> None:
-    """A file goes up, a batch runs over the workers, every line comes down; the mesh is left clean."""
+    """A file is uploaded, and a batch runs on the workers and answers every line. The frontend leaves no other files."""
     bodies = [
         {"model": "demo", "messages": [{"role": "user", "content": f"say {i}"}], "max_tokens": 8} for i in range(30)
     ]
@@ -60,17 +60,17 @@ async def test_a_batch(mesh: RunningMesh) -> None:
     ],
 )
 async def test_a_batch_of_every_endpoint(mesh: RunningMesh, endpoint: str, body: dict[str, Any], field: str) -> None:
-    """What can be asked can be asked in a batch."""
+    """A batch can use every endpoint."""
     await apps_drive.run_good_and_bad(mesh, endpoint, {"model": "demo", **body}, field)
 
 
 def state_files(directory: Path) -> set[str]:
-    """What the frontend keeps, in the mesh's own directory; SQLite's own files aside."""
+    """Returns the files that the frontend keeps in its state directory, without SQLite's temporary ones."""
     return {path.name for path in (directory / "state").iterdir() if not path.name.endswith(("-wal", "-shm"))}
 
 
 async def test_the_page(mesh: RunningMesh) -> None:
-    """Served by the real process."""
+    """The real process serves the API document and its page."""
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{mesh.url}/openapi.json") as response:
             assert "/v1/batches" in (await response.json())["paths"]

@@ -1,4 +1,4 @@
-"""One mesh, two engines: a vLLM pair and SGLang workers serve one model under one name."""
+"""One mesh with two engines: a vLLM pair and SGLang workers serve one model under one name."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ ROUND_ROBIN = "--router-args=--policy round_robin --breaker-pause-min-s 0.2 --br
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
+class MixedMesh:
     """The mesh, and the `kvmesh up` that starts each engine's workers."""
 
     mesh: RunningMesh
@@ -72,7 +72,7 @@ class Mixed:
         return [*await instances(self.mesh.target, PREFILL), *await instances(self.mesh.target, DECODE)]
 
     async def totals(self, name: str) -> Counter[tuple[str, str]]:
-        """A metric by engine and service."""
+        """Returns a metric by engine and service."""
         found: Counter[tuple[str, str]] = Counter()
         for each in await self.workers():
             text = await metrics_text(each.host, int(each.meta["metrics_port"]))
@@ -80,7 +80,7 @@ class Mixed:
         return found
 
     async def usable_engines(self, *, is_busy: bool = False) -> list[str]:
-        """The engine of each usable worker; with `is_busy` of those that run a request."""
+        """Returns the engine of each usable worker, or with `is_busy` of each worker that has a request."""
         engines = {each.instance_id: each.meta["engine"] for each in await self.workers()}
         (router,) = await instances(self.mesh.target, ROUTER)
         channels = self.mesh.target.channels()
@@ -102,7 +102,7 @@ class Mixed:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def mixed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mixed]:
+async def mixed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MixedMesh]:
     """A vLLM pair, and an SGLang prefill worker with two decode workers, in float32."""
     require_part("sglang")
     require_part("vllm")
@@ -119,11 +119,11 @@ async def mixed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mixed
         argv = ("--engine", "sglang", "--decode", "2", *common, engine)
         sglang = await stack.enter_async_context(joined_workers(vllm, folder / "sglang", *argv, ready_timeout_s=200))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Mixed(vllm, {"vllm": vllm, "sglang": sglang}, session)
+        yield MixedMesh(vllm, {"vllm": vllm, "sglang": sglang}, session)
 
 
-async def test_no_request_crosses(mixed: Mixed) -> None:
-    """Both engines serve and give the same tokens. A leg that met the other engine would fail, and its request would be placed again."""
+async def test_no_request_uses_both_engines(mixed: MixedMesh) -> None:
+    """Both engines serve and give the same tokens. A leg on the other engine would fail, and its request would be placed again."""
     await mixed.wait_whole()
     before = await mixed.totals("prompt_tokens_total"), await mixed.totals("transferred_tokens_total")
     answers = await mixed.ask_many(REQUESTS)
@@ -145,8 +145,8 @@ async def test_no_request_crosses(mixed: Mixed) -> None:
     assert sum((await mixed.totals("failed_handoffs_total")).values()) == 0
 
 
-async def test_an_sglang_worker_changes_roles(mixed: Mixed) -> None:
-    """While the vLLM pair is drained. Requests in flight end first, or continue on the other decode worker."""
+async def test_an_sglang_worker_changes_roles(mixed: MixedMesh) -> None:
+    """The role changes while the vLLM pair is drained. Requests in flight end first, or continue on the other decode worker."""
     await mixed.wait_whole()
     drained = [each.instance_id for each in await mixed.workers() if each.meta["engine"] == "vllm"]
     for name in drained:
@@ -160,8 +160,8 @@ async def test_an_sglang_worker_changes_roles(mixed: Mixed) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-async def test_either_pair_may_die(mixed: Mixed, engine: str) -> None:
-    """All workers of one engine are killed under load: every request is answered, with the same tokens, by the other engine."""
+async def test_either_pair_may_die(mixed: MixedMesh, engine: str) -> None:
+    """All workers of one engine are killed under load: the other engine answers every request with the same tokens."""
     await mixed.wait_whole()
     expected = await mixed.ask_many(len(PROMPTS))
     answers = asyncio.create_task(mixed.ask_many(4 * len(PROMPTS)))

@@ -1,4 +1,4 @@
-"""Whole meshes with real SGLang engines, as `kvmesh up` starts them, against one engine that does everything."""
+"""Whole meshes with real SGLang engines, as `kvmesh up` starts them, compared with one engine that computes everything."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.sglang, pyte
 PROMPTS = [
     [Random(length).randrange(10, VOCABULARY) for _ in range(10 + round(790 * length / 49))] for length in range(50)
 ]
-"""50 prompts of 10 to 800 tokens without a common beginning."""
+"""50 prompts of 10 to 800 tokens without a common prefix."""
 SCORED = PROMPTS[20]
 AT_ONCE = 16
 KILLS = (Case(PREFILL, "waiting_requests", True), Case(DECODE, "receiving_requests", True))
@@ -31,16 +31,16 @@ STOPS = (Case(PREFILL, "waiting_requests", False), Case(DECODE, "preallocating_r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What one engine alone answers."""
+    """The answers of one engine alone."""
 
     tokens: list[list[int]]
-    """Of PROMPTS."""
+    """Answers to PROMPTS."""
     scores: list[float]
     """Log-probabilities of the tokens of SCORED from the second on."""
 
 
 async def scores(mesh: Rendezvous, max_tokens: int) -> list[float]:
-    """Log-probabilities of the tokens of SCORED, as the completions API gives them."""
+    """Returns the log-probabilities of the tokens of SCORED, as the completions API gives them."""
     body = {"model": "demo", "prompt": SCORED, "max_tokens": max_tokens, "temperature": 0, "prompt_logprobs": 1}
     async with mesh.session.post(f"{mesh.mesh.url}/v1/completions", json=body) as response:
         answer = await response.json()
@@ -51,7 +51,7 @@ async def scores(mesh: Rendezvous, max_tokens: int) -> list[float]:
 
 
 async def answers(mesh: Rendezvous) -> list[list[int]]:
-    """Of all prompts, AT_ONCE at a time."""
+    """Returns the answers to all prompts, with AT_ONCE requests in flight."""
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(prompt: list[int]) -> list[int]:
@@ -63,7 +63,7 @@ async def answers(mesh: Rendezvous) -> list[list[int]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
-    """Of one engine alone, one prompt after the other."""
+    """Answers of one engine alone, one prompt after the other."""
     require_part("sglang")
     argv = ("--prefill", "0", "--decode", "1", f"--engine-args={FLOAT32}", "--decode-args=")
     async with rendezvous(tmp_path_factory.mktemp("alone"), *argv, workers=1) as alone:
@@ -81,7 +81,7 @@ async def mesh(expected: Expected, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 async def test_two_pairs_answer_as_one_engine(mesh: Rendezvous, expected: Expected) -> None:
-    """Prompts of up to seven chunks, 16 at once, more than a decode engine has blocks for."""
+    """Prompts of up to seven chunks, 16 at once and more than a decode engine has blocks for, get the same answers as from one engine."""
     assert await answers(mesh) == expected.tokens
     await mesh.wait_whole()
     for instance in await mesh.instances(DECODE):
@@ -91,12 +91,12 @@ async def test_two_pairs_answer_as_one_engine(mesh: Rendezvous, expected: Expect
 
 @pytest.mark.parametrize("max_tokens", [1, 8])
 async def test_the_prefill_engine_scores_the_prompt(mesh: Rendezvous, expected: Expected, max_tokens: int) -> None:
-    """Of a prompt of several chunks, with a handoff and without (a single token)."""
+    """A prompt of several chunks gets the same log-probabilities, with a handoff and without (a single token)."""
     assert await scores(mesh, max_tokens) == pytest.approx(expected.scores, abs=1e-3)
 
 
 async def test_the_openai_client(mesh: Rendezvous) -> None:
-    """Structured output, forced tools, log-probabilities and streams, with prefill and decode apart."""
+    """Structured output, forced tools, log-probabilities and streams work with separate prefill and decode workers."""
     ask: Any = {"model": "demo", "messages": MESSAGES, "temperature": 0}
     async with openai.AsyncOpenAI(base_url=f"{mesh.mesh.url}/v1", api_key="none", max_retries=0) as client:
         create = client.chat.completions.create
@@ -128,26 +128,26 @@ async def test_the_openai_client(mesh: Rendezvous) -> None:
 
 
 async def test_everything_listens_on_loopback(mesh: Rendezvous) -> None:
-    """With the flags that `kvmesh up` gives workers by itself, nobody on the network reaches a channel of SGLang."""
+    """With the flags that `kvmesh up` gives workers, no channel of SGLang is reachable from the network."""
     await check_listeners(mesh)
 
 
 async def test_an_expensive_grammar_does_not_silence_a_worker(mesh: Rendezvous) -> None:
-    """A schema that is too large is refused, and large ones are compiled while other requests go on."""
+    """A schema that is too large is refused, and large ones are compiled while other requests continue."""
     await check_expensive_grammars(mesh)
 
 
 @pytest.mark.parametrize("case", STOPS, ids=lambda case: case.name)
 async def test_an_engine_process_that_is_stopped(mesh: Rendezvous, case: Case) -> None:
-    """Its worker is silent then, so its requests move to the other one. SGLang itself would wait for minutes here."""
+    """The worker becomes silent, so its requests move to another worker. SGLang itself would wait for minutes."""
     outcome = await mesh.run(case)
     assert outcome.counts["right"] == BURST, outcome.counts
 
 
 @pytest.mark.proves("migration", engine="sglang")
 async def test_an_engine_process_that_is_killed(mesh: Rendezvous) -> None:
-    """Of each role one dies under load: every answer is right, and no block stays in use."""
+    """One engine of each role is killed under load. Every answer is right, and no block stays in use."""
     for dead, case in enumerate(KILLS, 1):
-        # Workers that start again are not waited for.
+        # The test does not wait for restarted workers.
         outcome = await mesh.run(case, workers=mesh.workers - dead)
         assert outcome.counts["right"] == BURST, outcome.counts

@@ -1,4 +1,4 @@
-"""The whole mesh as real processes, with simulated engines: what a newcomer and an operator see."""
+"""The whole mesh as real processes, with simulated engines, as new users and operators see it."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ SLOW_STEPS = ("--engine-args=--simulated-time-factor 1",)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
-    """One mesh of 2 + 2 simulated workers in real time for all tests that leave it as it was."""
+    """A mesh of 2 + 2 simulated workers in real time, for all tests that do not change it."""
     argv = argv_simulated("--prefill", "2", "--decode", "2", *SLOW_STEPS)
     async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv) as running:
         yield running
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def instances(target: MeshTarget, service: str) -> list[Instance]:
-    """A service's instances."""
+    """Returns a service's instances."""
     client = target.registry()
     try:
         return list((await client.instances(service)).instances)
@@ -58,7 +58,7 @@ async def instances(target: MeshTarget, service: str) -> list[Instance]:
 
 
 async def blocks_in_use(target: MeshTarget) -> float:
-    """KV blocks that requests or leases hold, over all workers."""
+    """Returns the number of KV blocks that requests or leases hold on all workers."""
     total = 0.0
     for service in (PREFILL, DECODE):
         for instance in await instances(target, service):
@@ -68,7 +68,7 @@ async def blocks_in_use(target: MeshTarget) -> float:
 
 
 async def test_the_openai_client_works(mesh: RunningMesh) -> None:
-    """Streaming and not, the same text; usage is counted."""
+    """The text is the same streamed and not, and usage is counted."""
     client = openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "user", "content": "tell me something " * 20}]
     whole = await client.chat.completions.create(model="demo", messages=messages, max_tokens=20, temperature=0)
@@ -95,8 +95,8 @@ async def test_the_openai_client_works(mesh: RunningMesh) -> None:
     await client.close()
 
 
-async def test_the_prompt_comes_over_nixl(mesh: RunningMesh) -> None:
-    """The decode side computes no prompt block: its tokens came from a prefill worker."""
+async def test_the_prompts_kv_is_pulled_over_nixl(mesh: RunningMesh) -> None:
+    """The decode worker pulls the KV of nearly all prompt tokens from a prefill worker."""
     decode = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.target, DECODE)]
     before = sum(worker_metric(text, "kvmesh_worker_transferred_tokens_total") for text in decode)
     answer = await chat(mesh.url, "a prompt that nobody has sent before, quite long " * 10, max_tokens=5)
@@ -107,7 +107,7 @@ async def test_the_prompt_comes_over_nixl(mesh: RunningMesh) -> None:
 
 
 async def test_a_single_token_moves_no_kv(mesh: RunningMesh) -> None:
-    """Its prefill worker answers: over HTTP, streamed and over several choices; decode hears of none, and no block stays held."""
+    """A prefill worker answers, also streamed and with several choices. Decode workers do nothing, and no block stays in use."""
     decode = await instances(mesh.target, DECODE)
     names = ("transferred_tokens_total", "prompt_tokens_total", "output_tokens_total")
 
@@ -141,7 +141,7 @@ async def test_a_single_token_moves_no_kv(mesh: RunningMesh) -> None:
 
 
 async def test_reflection_lists_the_services(mesh: RunningMesh) -> None:
-    """What grpcurl would show, on every server: the public API to anybody, the others to an operator."""
+    """Every server has reflection, as grpcurl needs it: the public API for all clients, the others only for operators."""
     own, public = mesh.target.channels(), ChannelPool(settings=RpcSettings())
     wanted = {
         FRONTEND: "kvmesh.inference.v1.InferenceService",
@@ -163,8 +163,8 @@ async def test_reflection_lists_the_services(mesh: RunningMesh) -> None:
     await public.aclose()
 
 
-async def test_a_client_that_leaves_frees_everything(mesh: RunningMesh) -> None:
-    """Closing the connection mid-stream cancels the request on every hop and frees blocks on both sides."""
+async def test_a_disconnect_frees_all_blocks(mesh: RunningMesh) -> None:
+    """Closing the connection in the middle of a stream cancels the request on every worker and frees its blocks."""
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": "long " * 300}],
@@ -206,7 +206,8 @@ async def all_join(mesh: RunningMesh) -> bool:
 
 
 async def test_the_clients_id_explains_its_request(mesh: RunningMesh) -> None:
-    """The header, the answer's id, the mesh's id beside a client's own; one prompt of several; an id nobody knows."""
+    """`kvmesh explain` accepts the id in the header, the id of the answer, and the mesh's id if the client sent its own. It also explains a
+    request with several prompts, and reports an unknown id."""
     body = {"model": "demo", "messages": [{"role": "user", "content": "why did you go there " * 8}], "max_tokens": 3}
     async with aiohttp.ClientSession() as session:
         await wait_until(lambda: all_join(mesh), PATIENCE_S, "all four workers are in use")
@@ -243,7 +244,7 @@ async def test_the_clients_id_explains_its_request(mesh: RunningMesh) -> None:
 
 
 async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
-    """One table from the registry, one from the router, one from the planner."""
+    """The command prints a table from the registry, one from the router, and one from the planner."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.cli", "status", *mesh.flags),
         cwd=ROOT,
@@ -257,7 +258,7 @@ async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
 
 
 async def test_top_prints_once_into_a_pipe(mesh: RunningMesh) -> None:
-    """Each worker with its role; nothing that moves a cursor."""
+    """The output has each worker with its role, and no escape sequences."""
     words = ("top", *mesh.flags, "--interval-s", "0.1")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.cli", *words), cwd=ROOT, stdout=asyncio.subprocess.PIPE
@@ -269,8 +270,9 @@ async def test_top_prints_once_into_a_pipe(mesh: RunningMesh) -> None:
     assert "\x1b" not in out.decode()
 
 
-async def test_chat_talks_in_the_terminal(mesh: RunningMesh) -> None:
-    """Each line is answered, `/new` starts over, an empty line ends; an address where nothing listens is told in a line."""
+async def test_chat_in_the_terminal(mesh: RunningMesh) -> None:
+    """Each line gets an answer, `/new` starts a new conversation, and an empty line ends the command. If the address is unreachable, the
+    error is one line."""
     status, text = await chat_in_terminal(mesh.url)
     first, _, rest = text.partition("> ")[2].partition("> > ")
     assert status == 0, text
@@ -284,7 +286,7 @@ async def test_chat_talks_in_the_terminal(mesh: RunningMesh) -> None:
 
 
 async def test_no_worker_is_503_with_retry_after(mesh: RunningMesh) -> None:
-    """A mesh whose decode workers drain says when to come back, and answers when one does not drain any more."""
+    """If all decode workers drain, requests get a 503 with Retry-After. Once they stop draining, requests are answered."""
     url = f"{mesh.url}/v1/chat/completions"
     body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
     client = mesh.target.registry()
@@ -308,10 +310,11 @@ async def test_no_worker_is_503_with_retry_after(mesh: RunningMesh) -> None:
 
 
 async def test_hung_workers_are_given_up(mesh: RunningMesh) -> None:
-    """Stopped processes keep their connections: a prefill moves elsewhere within seconds, a stream ends with a typed error."""
+    """Stopped processes keep their connections open. A prefill leg moves to another worker within seconds, and a stream ends with a typed
+    error."""
     url = f"{mesh.url}/v1/chat/completions"
     await chat(mesh.url, "hello there", max_tokens=3)
-    # Well below the time that a first token may take, with room for a machine that is busy.
+    # Much less than a first token may take, with a reserve for busy machines.
     async with stopped(mesh.pids("prefill")), asyncio.timeout(PATIENCE_S):
         await chat(mesh.url, "is anybody computing prompts? " * 10, max_tokens=3)
     body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1000, "ignore_eos": True}
@@ -335,7 +338,7 @@ async def test_hung_workers_are_given_up(mesh: RunningMesh) -> None:
 
 @asynccontextmanager
 async def stopped(pids: Sequence[int]) -> AsyncIterator[None]:
-    """SIGSTOP, and SIGCONT at the end."""
+    """Stops the processes with SIGSTOP, and continues them at the end."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -346,7 +349,8 @@ async def stopped(pids: Sequence[int]) -> AsyncIterator[None]:
 
 
 async def test_the_streams_of_a_killed_decode_worker_continue_on_the_other(tmp_path: Path, consul: Server) -> None:
-    """Each stream gets all of its tokens; the router uses the worker no more; the rest serves on. A real Consul lists it as critical."""
+    """Each stream gets all of its tokens. The router excludes the worker, and the other one serves. A real Consul lists the killed worker as
+    critical."""
     argv = argv_simulated("--decode", "2", "--restarts-max", "0", "--consul", consul.url, *SLOW_STEPS)
     async with running_mesh(tmp_path, *argv) as mesh:
         body = {
@@ -389,7 +393,7 @@ async def test_the_streams_of_a_killed_decode_worker_continue_on_the_other(tmp_p
 
 
 async def test_a_mesh_with_keys(tmp_path: Path) -> None:
-    """It starts, greeted or not; a key works from the moment it is listed until it is taken off, without a restart."""
+    """The mesh starts although its greeting is refused. A key works from the moment it is listed until it is removed, without a restart."""
     first, second = [await key_and_entry() for _ in range(2)]
     keys = tmp_path / "keys.json"
 
@@ -429,7 +433,7 @@ async def test_a_mesh_with_keys(tmp_path: Path) -> None:
 
 
 async def key_and_entry() -> tuple[str, Any]:
-    """What `kvmesh key` gives: the key, and what is listed of it."""
+    """Runs `kvmesh key`. Returns the key, and its entry for the list."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.cli", "key", "--tenant", "acme", "--priority-max", "5"),
         cwd=ROOT,
@@ -441,7 +445,7 @@ async def key_and_entry() -> tuple[str, Any]:
 
 
 async def chat_in_terminal(url: str, **env: str) -> tuple[int | None, str]:
-    """`kvmesh chat`: two conversations of a line each."""
+    """Runs `kvmesh chat` with two conversations of one line each."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.cli", "chat", "--url", url),
         cwd=ROOT,

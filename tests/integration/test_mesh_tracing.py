@@ -1,4 +1,4 @@
-"""One trace through the whole mesh: frontend, router, prefill and decode report spans of the client's own trace."""
+"""One trace through the whole mesh: frontend, router, prefill and decode report spans of the client's trace."""
 
 import os
 from pathlib import Path
@@ -11,10 +11,10 @@ from tests.patience import PATIENCE_S
 
 
 async def test_a_trace_crosses_every_hop(tmp_path: Path) -> None:
-    """The client's traceparent is the parent of the request's span, and that of every other's on the way."""
+    """The client's span is the parent of the request's span, and spans of all services are in its trace."""
     trace_id, span_id = os.urandom(16).hex(), os.urandom(8).hex()
     async with collecting() as collector:
-        # The SDK gathers spans for 5 s by default, in each of four processes.
+        # By default the SDK batches spans for 5 s, in each of four processes.
         env = {"KVMESH_TELEMETRY_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
         async with running_mesh(tmp_path, *argv_simulated(), env=env) as mesh:
             body = {"model": "demo", "messages": [{"role": "user", "content": "hello " * 50}], "max_tokens": 5}

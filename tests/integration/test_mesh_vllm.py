@@ -1,4 +1,4 @@
-"""The main job: real vLLM engines, real NIXL, the whole mesh between."""
+"""The main use case: a whole mesh with real vLLM engines and real NIXL."""
 
 import asyncio
 import json
@@ -53,10 +53,8 @@ up.worker_places = lambda settings: WorkerPlaces(turns={"prefill-0": 0, "decode-
 del sys.argv[:3]
 runpy.run_module("kvmesh.cli", run_name="__main__")
 """
-"""`kvmesh up` with workers placed as those that share a GPU are: the CPU build measures no memory, and needs no turns.
-
-Its arguments are the whole command.
-"""
+"""Runs `kvmesh up` with workers placed as if they shared a GPU: the CPU build does not measure memory, and would start them at once. Its
+arguments are the whole command."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -64,8 +62,8 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
     """One prefill and one decode worker, and whether the first was ready when the second started."""
     require_part("vllm")
     require_part("nixl")
-    # Chunks of a prompt depend on time, and the order of additions on chunks. In bfloat16 that decides close calls. Where a
-    # prompt is computed depends on time too, unless the policy looks at no costs.
+    # Chunks of a prompt depend on timing, and the order of additions depends on chunks. In bfloat16 that changes close decisions. Also where a
+    # prompt is computed depends on timing, unless the policy ignores costs.
     argv = ("--policy", "round_robin", "--engine-args=--vllm-dtype float32")
     directory = tmp_path_factory.mktemp("mesh")
     watch = asyncio.create_task(is_first_ready(directory / "prefill-0.log", directory / "decode-0.log"))
@@ -75,7 +73,7 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 
 
 async def is_first_ready(first: Path, second: Path) -> bool:
-    """Whether the first worker's log says that it serves, as soon as there is a log of the second one."""
+    """Returns whether the first worker's log says that it serves, at the moment when the second worker has a log."""
     await wait_until(second.exists, 200, "the second worker starts")
     return "rpc_server_started" in await asyncio.to_thread(first.read_text)
 
@@ -86,7 +84,7 @@ def mesh(started: tuple[RunningMesh, bool]) -> RunningMesh:
 
 
 async def instance(mesh: RunningMesh, service: str) -> Instance:
-    """The only instance of a service."""
+    """Returns the only instance of a service."""
     registry = mesh.target.registry()
     try:
         return (await registry.instances(service)).instances[0]
@@ -95,13 +93,13 @@ async def instance(mesh: RunningMesh, service: str) -> Instance:
 
 
 async def worker_total(mesh: RunningMesh, service: str, name: str) -> float:
-    """A worker's metric."""
+    """Returns a metric of the only worker of a service."""
     worker = await instance(mesh, service)
     return worker_metric(await metrics_text(worker.host, int(worker.meta["metrics_port"])), f"kvmesh_worker_{name}")
 
 
 def make_prompts(count: int, seed: int) -> list[list[int]]:
-    """Token ids without a meaning, 16 to 800 long, no two with a common beginning. Shorter ones are not handed over at all."""
+    """Returns prompts of random tokens, 16 to 800 long, without common prefixes. Shorter prompts would not be handed off."""
     rng = random.Random(seed)
     vocabulary_size = json.loads((MODEL / "config.json").read_text())["vocab_size"]
     lengths = [16 + round(784 * i / (count - 1)) for i in range(count)]
@@ -113,7 +111,7 @@ PROMPTS = ANSWERED + SINGLE
 
 
 async def answers_alone(prompts: list[list[int]], *, model: Path = MODEL) -> list[list[int]]:
-    """What one vLLM engine says without kvmesh."""
+    """Returns the answers of one vLLM engine without kvmesh."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.engines.vllm.alone"),
         cwd=ROOT,
@@ -131,12 +129,12 @@ async def answers_alone(prompts: list[list[int]], *, model: Path = MODEL) -> lis
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def alone() -> list[list[int]]:
-    """What one engine answers to PROMPTS."""
+    """The answers of one engine to PROMPTS."""
     return await answers_alone(PROMPTS)
 
 
 async def answer(stub: InferenceServiceStub, prompt: list[int], *, tokens: int = ANSWER_TOKENS) -> list[int]:
-    """Greedy token ids through the mesh."""
+    """Returns greedy token ids from the mesh."""
     request = pb.GenerateRequest(
         model="demo",
         token_ids=pb.TokenIds(ids=prompt),
@@ -152,7 +150,8 @@ async def answer(stub: InferenceServiceStub, prompt: list[int], *, tokens: int =
 
 
 async def test_tokens_equal_those_of_one_engine_alone(mesh: RunningMesh, alone: list[list[int]]) -> None:
-    """50 prompts of 16 to 800 tokens; the decode engine computes none of what came over NIXL."""
+    """50 prompts of 16 to 800 tokens get the same tokens. The decode engine computes only the last token of each prompt; the rest is pulled
+    over NIXL."""
     names = ("prompt_tokens_total", "transferred_tokens_total", "cached_tokens_total")
     before = {name: await worker_total(mesh, DECODE, name) for name in names}
     prefilled = await worker_total(mesh, PREFILL, "prompt_tokens_total")
@@ -172,13 +171,13 @@ async def test_tokens_equal_those_of_one_engine_alone(mesh: RunningMesh, alone: 
 
 
 async def test_a_single_token_is_that_of_one_engine_alone(mesh: RunningMesh, alone: list[list[int]]) -> None:
-    """The prefill engine answers, log-probabilities and structured output included; the decode engine computes nothing."""
+    """The prefill engine answers, also with log-probabilities and structured output. The decode engine computes nothing."""
     names = ("prompt_tokens_total", "transferred_tokens_total", "output_tokens_total")
     before = [await worker_total(mesh, DECODE, name) for name in names]
     frontend = await instance(mesh, FRONTEND)
     async with grpc.aio.insecure_channel(frontend.address) as channel:
         stub = InferenceServiceStub(channel)
-        single = [await answer(stub, prompt, tokens=1) for prompt in SINGLE]  # No decode engine holds them.
+        single = [await answer(stub, prompt, tokens=1) for prompt in SINGLE]  # No decode engine has these in its cache.
     yes: Any = await chat(mesh.url, "Is 2 + 3 equal to 5?", max_tokens=1, structured_outputs={"choice": ["1", "0"]})
     assert yes["choices"][0]["message"]["content"] in ("1", "0")
     scored: Any = await chat(mesh.url, "What is 2 + 3?", max_tokens=1, temperature=0, logprobs=True, top_logprobs=3)
@@ -189,15 +188,15 @@ async def test_a_single_token_is_that_of_one_engine_alone(mesh: RunningMesh, alo
 
 
 async def test_answers_are_readable(mesh: RunningMesh) -> None:
-    """The demo model greets, adds and answers in JSON."""
+    """The demo model greets and adds."""
     greeting = json.dumps(await chat(mesh.url, "Hello!", max_tokens=40, temperature=0))
     assert any(word in greeting for word in ("Hello", "Hi", "hello")), greeting
     total = json.dumps(await chat(mesh.url, "What is 2 + 3?", max_tokens=20, temperature=0))
     assert "5" in total
 
 
-async def test_a_client_that_leaves_frees_blocks_on_both_sides(mesh: RunningMesh) -> None:
-    """Cancelled in mid-stream on vLLM too: nothing is held or leased any more, and the engine goes on."""
+async def test_a_disconnect_frees_blocks_on_both_sides(mesh: RunningMesh) -> None:
+    """A stream is cancelled in the middle on vLLM: no block is used or leased afterwards, and the engine serves on."""
     body: dict[str, Any] = {
         "model": "demo",
         "prompt": "a long story " * 60,
@@ -217,12 +216,14 @@ async def test_a_client_that_leaves_frees_blocks_on_both_sides(mesh: RunningMesh
         return used == [0, 0]
 
     await wait_until(is_free, PATIENCE_S, "blocks are freed on both sides")
-    assert await worker_total(mesh, DECODE, "output_tokens_total") - before < body["max_tokens"], "it ran to its end"
+    assert await worker_total(mesh, DECODE, "output_tokens_total") - before < body["max_tokens"], (
+        "the request ran to its end"
+    )
     await chat(mesh.url, "still there?", max_tokens=5)
 
 
-async def test_many_at_once_all_end(mesh: RunningMesh) -> None:
-    """24 requests of several choices each, some cancelled: every one ends, nothing is left behind."""
+async def test_concurrent_requests_all_end(mesh: RunningMesh) -> None:
+    """24 requests of two choices each end, and no leg is left."""
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(chat(mesh.url, f"Repeat: word number {i}", max_tokens=12, temperature=0.7, seed=i, n=2))
@@ -232,9 +233,9 @@ async def test_many_at_once_all_end(mesh: RunningMesh) -> None:
     assert await worker_total(mesh, DECODE, "legs_requests") == 0
 
 
-async def test_a_crowd_of_seeded_choices_without_prefill_workers(mesh: RunningMesh) -> None:
-    """The prefill worker is drained. The decode worker computes 20 seeded prompts in steps while others decode, three choices each:
-    all are answered, the same seeds give the same answers again, and the engine lives."""
+async def test_many_seeded_choices_without_prefill_workers(mesh: RunningMesh) -> None:
+    """The prefill worker is drained. The decode worker computes 20 seeded prompts while it decodes others, with three choices each. All are
+    answered, the same seeds give the same answers, and the engine survives."""
     pids = mesh.pids("decode")
     prefill = (await instance(mesh, PREFILL)).instance_id
     assert await command(mesh, "drain", prefill) == (0, f"{prefill} is drained\n")
@@ -253,29 +254,29 @@ async def test_a_crowd_of_seeded_choices_without_prefill_workers(mesh: RunningMe
     assert (await command(mesh, "drain", prefill, "--undo"))[0] == 0
 
 
-async def test_the_greeting_comes_over_nixl(mesh: RunningMesh) -> None:
-    """`kvmesh up` prints the mesh's own first answer on the terminal."""
+async def test_the_greeting_is_printed(mesh: RunningMesh) -> None:
+    """`kvmesh up` prints the mesh's first answer on the terminal."""
     await wait_until(lambda: any("demo model" in line for line in mesh.output), PATIENCE_S, mesh.logs)
     text = "\n".join(mesh.output)
     assert "> Hello! Who are you?" in text
     assert "curl -N http://127.0.0.1:" in text
 
 
-async def test_workers_refuse_handles_that_are_not_theirs(mesh: RunningMesh) -> None:
-    """As tests/security/test_handles.py, with real KV."""
+async def test_workers_refuse_stolen_handles(mesh: RunningMesh) -> None:
+    """The same as tests/security/test_handles.py, with real KV."""
     await check_stolen_handles(mesh)
 
 
 async def test_workers_that_share_a_device_start_one_after_the_other(started: tuple[RunningMesh, bool]) -> None:
-    """The second worker's process started when the first one's engine was ready. The other tests show that they answer together."""
+    """The second worker's process starts when the first one's engine is ready. The other tests show that they work together."""
     assert started[1]
 
 
 @pytest.mark.timeout(400)
-async def test_workers_start_again_from_the_fork_server(mesh: RunningMesh) -> None:
-    """A killed worker is forked anew; a killed fork server takes its workers along, and all of them come back.
+async def test_workers_are_restarted_by_the_fork_server(mesh: RunningMesh) -> None:
+    """A killed worker is forked again. If the fork server is killed, its workers end, and all of them restart.
 
-    The last test of this mesh: in the end `kvmesh up` is killed, and no process outlives it.
+    This is the last test of this mesh: at its end `kvmesh up` is killed, and no process survives it.
     """
     before = await passing(mesh.target, DECODE)
     (server,) = fork_servers(mesh)
@@ -301,7 +302,7 @@ async def test_workers_start_again_from_the_fork_server(mesh: RunningMesh) -> No
 
 
 def fork_servers(mesh: RunningMesh) -> list[int]:
-    """The processes that workers are forked from; a worker has a title of its own."""
+    """Returns the processes that workers are forked from. A forked worker changes its title."""
     found = []
     for pid in descendants(mesh.process.pid):
         if b"kvmesh.worker.fork_server" in command_line(pid):

@@ -1,4 +1,4 @@
-"""Services of a mesh on a host with an address of its own, at a real Consul on that address."""
+"""Services of a mesh on a host with its own address, with a real Consul on that address."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ async def instances(consul: Server) -> list[Instance]:
 
 
 def listening_ports(pids: list[int]) -> set[tuple[str, int]]:
-    """Address (as the kernel prints it) and port of each TCP socket on which these processes listen."""
+    """Returns address (in the kernel's format) and port of each TCP socket on which these processes listen."""
     tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     sockets = {line.split()[9]: line.split()[1] for table in tables for line in table if line.split()[3] == LISTENING}
     found = set()
@@ -59,7 +59,7 @@ def listening_ports(pids: list[int]) -> set[tuple[str, int]]:
 
 
 async def test_a_mesh_at_a_remote_registry_is_reachable(address: str, consul: Server, tmp_path: Path) -> None:
-    """Without a flag, everything listens on the host's address and is registered with it; the ports are of the range, UCX's too."""
+    """Without a flag, all services listen on the host's address and register it. The ports are in the configured range, UCX's too."""
     flags = argv_simulated("--consul", consul.address, "--port-range", f"{FIRST}-{LAST}", "--greeting", "")
     async with running_mesh(tmp_path, *flags) as mesh:
         assert mesh.url.startswith(f"http://{address}:")
@@ -80,7 +80,7 @@ async def test_a_mesh_at_a_remote_registry_is_reachable(address: str, consul: Se
 
         await wait_until(ucx_listens, PATIENCE_S, "UCX listens once per worker")
         open_ports = listening_ports(workers)
-        # gRPC listens on the address as mapped to version 6.
+        # gRPC listens on the IPv4 address mapped to IPv6.
         assert all(host.endswith(kernel_form(address)) for host, _ in open_ports), open_ports
         assert all(FIRST <= port <= LAST for _, port in open_ports)
         body = {"model": "demo", "prompt": " ".join(["word"] * 200), "max_tokens": 4}
@@ -99,8 +99,8 @@ async def test_a_mesh_at_a_remote_registry_is_reachable(address: str, consul: Se
             os.kill(decode, signal.SIGCONT)
 
 
-async def test_a_prefill_worker_says_that_its_kv_cannot_be_reached(consul: Server, tmp_path: Path) -> None:
-    """Before it registers, and without a peer: UCX does not use the interface that has the worker's address."""
+async def test_a_prefill_worker_warns_that_its_kv_is_unreachable(consul: Server, tmp_path: Path) -> None:
+    """UCX does not use the interface with the worker's address. The worker logs that before it registers, and without a peer."""
     log = tmp_path / "prefill.log"
     argv = ("--discovery-address", consul.address, "--engine", "simulated", "--model", str(ROOT / "models" / "demo"))
     async with running_worker(log, *argv, "--insecure-listen", UCX_NET_DEVICES="lo") as worker:
@@ -109,8 +109,8 @@ async def test_a_prefill_worker_says_that_its_kv_cannot_be_reached(consul: Serve
         assert len(found) == 1 and "UCX_NET_DEVICES" in found[0], log.read_text()
 
 
-async def test_a_worker_that_ucx_cannot_serve_names_the_variable(consul: Server) -> None:
-    """Its interface is down, or does not exist."""
+async def test_a_worker_without_a_usable_device_names_the_variable(consul: Server) -> None:
+    """If UCX's device does not exist, the worker exits with an error that names the variable."""
     argv = ("--discovery-address", consul.address, "--engine", "simulated", "--model", str(ROOT / "models" / "demo"))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.prefill", *argv, "--insecure-listen"),
@@ -125,7 +125,7 @@ async def test_a_worker_that_ucx_cannot_serve_names_the_variable(consul: Server)
 
 
 async def add_prefill_worker(mesh: RunningMesh, consul: Server, tmp_path: Path) -> None:
-    """One more, as on a host that joins: before it registers, the mesh's decode worker pulls from it, with mesh TLS."""
+    """Starts another prefill worker, as on a host that joins. Before it registers, the mesh's decode worker pulls from it, with mesh TLS."""
     log = tmp_path / "joins.log"
     argv = ("--engine", "simulated", "--model", str(ROOT / "models" / "demo"), *mesh.service_flags)
     async with running_worker(log, *argv) as worker:
@@ -169,7 +169,7 @@ async def doctor(flags: Sequence[str]) -> tuple[int | None, str]:
 
 
 async def check_by_doctor(flags: Sequence[str]) -> None:
-    """A line per check, and none that failed."""
+    """Runs the doctor and checks that each of its checks passed."""
     status, output = await doctor(flags)
     assert status == 0, output
     for check in ("services", "addresses", "ports", "clocks", "versions", "fingerprints", "side channels"):
@@ -190,7 +190,7 @@ def kernel_form(address: str) -> str:
     ],
 )
 async def test_addresses_that_peers_cannot_use_are_refused(consul: Server, flags: tuple[str, ...], reason: str) -> None:
-    """The service ends with one sentence that names the flag, and registers nothing."""
+    """The service exits with an error that names the flag, and registers nothing."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.router", "--discovery-address", consul.address, *flags),
         cwd=ROOT,

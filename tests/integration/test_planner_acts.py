@@ -1,6 +1,6 @@
-"""A planner that acts, on a mesh of processes: pools follow the load (with a real Consul and a real Prometheus), and no request fails.
+"""A planner that changes a mesh of processes, with a real Consul and a real Prometheus: pools follow the load, and no request fails.
 
-`KVMESH_PLANNER_CYCLES=10` runs ten cycles instead of one. Sizes follow the use of KV, which does not depend on how fast the machine is.
+`KVMESH_PLANNER_CYCLES=10` runs ten cycles instead of one. Pool sizes follow the use of KV, which does not depend on the machine's speed.
 """
 
 import asyncio
@@ -39,8 +39,10 @@ PLANNER = (
 IN_FLIGHT = 8
 
 
-async def ask_on(mesh: RunningMesh, number: int, expected: dict[int, object], tokens: int, stop: asyncio.Event) -> int:
-    """Asks the same question until `stop`, and lets the last answer end. Every answer is the first one."""
+async def ask_until(
+    mesh: RunningMesh, number: int, expected: dict[int, object], tokens: int, stop: asyncio.Event
+) -> int:
+    """Repeats a question until `stop`, and waits for the last answer. Checks that all answers are equal. Returns their number."""
     asked = 0
     while not stop.is_set():
         answer = await chat(mesh.url, f"question {number} " * 10, max_tokens=tokens, temperature=0, ignore_eos=True)
@@ -69,7 +71,7 @@ async def planner_of(mesh: RunningMesh) -> AsyncIterator[tuple[str, GrpcPlannerC
 async def test_pools_follow_the_load(
     start_consul: Callable[..., Server], start_prometheus: Callable[[Path], Server], tmp_path: Path
 ) -> None:
-    """Under load decode workers start, without it they drain and stop; answers stay the same, and one leader makes all changes."""
+    """Under load decode workers start, without it they drain and stop. Answers stay the same, and one leader makes all changes."""
     consul = await asyncio.to_thread(start_consul)
     text = CONFIG.read_text().replace('"127.0.0.1:8500"', f'"{consul.address}"')
     text = text.replace("scrape_interval: 5s", "scrape_interval: 1s").replace(
@@ -96,10 +98,10 @@ async def test_pools_follow_the_load(
 
         for cycle in range(CYCLES):
             stop = asyncio.Event()
-            busy = [asyncio.create_task(ask_on(mesh, number, expected, 200, stop)) for number in range(IN_FLIGHT)]
-            # One request after the other goes on while workers drain.
+            busy = [asyncio.create_task(ask_until(mesh, number, expected, 200, stop)) for number in range(IN_FLIGHT)]
+            # Requests continue, one after the other, while workers drain.
             calm_stop = asyncio.Event()
-            calm = asyncio.create_task(ask_on(mesh, IN_FLIGHT, expected, 20, calm_stop))
+            calm = asyncio.create_task(ask_until(mesh, IN_FLIGHT, expected, 20, calm_stop))
             await wait_until(
                 has_ready(lambda ready: ready >= 2), 3 * PATIENCE_S, f"cycle {cycle}: a second worker serves"
             )
@@ -115,7 +117,7 @@ async def test_pools_follow_the_load(
         assert (plan.is_leader, plan.leader_id) == (True, planner_id)
         changes = [each for each in plan.decisions if each.action.changes_pools]
         accepted = [each for each in changes if each.outcome is DecisionOutcome.ACCEPTED]
-        # A plan has the newest 32 decisions only.
+        # A plan has only the newest 32 decisions.
         assert len(accepted) >= 2
         assert {each.action for each in accepted} == {DecisionAction.SCALE}
         assert len({each.fencing_token for each in accepted}) == 1
@@ -137,7 +139,7 @@ async def router_metric(mesh: RunningMesh, name: str) -> float:
 
 
 async def test_late_requests_of_a_burst_wait_for_spare_time_and_are_answered(tmp_path: Path) -> None:
-    """The planner tells the routers its target. In a burst some requests wait as late ones; all get the answers that they get alone."""
+    """The planner sends the routers its target. In a burst some requests wait as late ones. All get the same answers as alone."""
     engine = "--simulated-time-factor 1 --simulated-profile-per-prefill-token-s 0.001"
     argv = argv_simulated(
         "--prefill", "1", "--decode", "1", "--plan", f"--engine-args={engine}", f"--planner-args={TTFT_FLAGS}"

@@ -1,4 +1,4 @@
-"""Real Prometheus with the configuration of `compose/`, finding services in the registry, and the planner asking it."""
+"""Runs real Prometheus with the configuration of `compose/`: it finds services in the registry, and the planner queries it."""
 
 import asyncio
 import socket
@@ -28,8 +28,8 @@ from tests.servers import Server
 CONFIG = Path(__file__).parents[2] / "compose" / "prometheus" / "prometheus.yml"
 
 
-class Frontend:
-    """The metrics of a frontend, by the names that the planner reads."""
+class FrontendMetrics:
+    """The metrics of a frontend that the planner reads."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -43,7 +43,7 @@ class Frontend:
         self.serve(0)
 
     def serve(self, requests: int) -> None:
-        """So many requests of 100 + 10 tokens, with 0.15 s to the first token and 15 ms between tokens."""
+        """Counts so many requests of 100 + 10 tokens, with 0.15 s to the first token and 15 ms between tokens."""
         self.requests.labels("demo", "200").inc(requests)
         self.prompt.labels("demo").inc(100 * requests)
         self.output.labels("demo").inc(10 * requests)
@@ -69,12 +69,12 @@ def worker_registry() -> CollectorRegistry:
 
 
 @asynccontextmanager
-async def listed_services() -> AsyncIterator[tuple[EmbeddedAgent, ConsulRegistry, Frontend]]:
-    """An embedded agent that lists a frontend and a decode worker with real metrics servers, and a service without."""
+async def listed_services() -> AsyncIterator[tuple[EmbeddedAgent, ConsulRegistry, FrontendMetrics]]:
+    """An embedded agent that lists a frontend and a decode worker with real metrics servers."""
     agent = EmbeddedAgent(AgentSettings())
     await agent.start()
     registry = ConsulRegistry(DiscoverySettings(address=agent.address))
-    frontend = Frontend()
+    frontend = FrontendMetrics()
     servers = [MetricsServer(frontend.registry, "127.0.0.1", 0), MetricsServer(worker_registry(), "127.0.0.1", 0)]
     try:
         for server in servers:
@@ -90,7 +90,7 @@ async def listed_services() -> AsyncIterator[tuple[EmbeddedAgent, ConsulRegistry
 
 
 async def register(registry: ConsulRegistry, service: str, name: str, metrics_port: int | None, **meta: str) -> None:
-    """Nothing serves gRPC there; its check does not matter for scraping."""
+    """Registers an instance whose metrics can be scraped. It serves no gRPC; its failing check does not matter for that."""
     if metrics_port is not None:
         meta["metrics_port"] = str(metrics_port)
     await registry.register(
@@ -102,7 +102,7 @@ async def register(registry: ConsulRegistry, service: str, name: str, metrics_po
 
 
 def check(plan: PlanReport, *, rel: float = 1e-6) -> None:
-    """What the services above did."""
+    """Checks that the plan has the metrics of the services above."""
     [latency] = plan.latencies
     assert latency.ttft_mean_s == pytest.approx(0.15, rel=rel)
     assert latency.ttft_p99_s == pytest.approx(0.1 + 0.99 * 0.1, rel=rel)
@@ -116,7 +116,7 @@ def check(plan: PlanReport, *, rel: float = 1e-6) -> None:
 
 
 async def test_the_planner_scrapes_what_the_registry_lists():
-    """Two scrapes give rates, means and percentiles; a service that cannot be scraped is a problem that is told."""
+    """Two scrapes give rates, means and percentiles. The plan reports services that cannot be scraped."""
     async with listed_services() as (_, registry, frontend), ClientSession() as session:
         planner = Planner(
             registry=registry,
@@ -145,7 +145,7 @@ async def test_the_planner_scrapes_what_the_registry_lists():
 async def test_prometheus_finds_the_services_and_answers_the_planner(
     start_prometheus: Callable[[Path], Server], tmp_path: Path
 ):
-    """The configuration in `compose/prometheus`, with another address and a shorter interval."""
+    """Uses the configuration in `compose/prometheus` with another address and a shorter interval."""
     async with listed_services() as (agent, registry, frontend), ClientSession() as session:
         await register(registry, PLANNER, "planner-1", None)
         text = CONFIG.read_text()
@@ -175,7 +175,7 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
         async with asyncio.timeout(PATIENCE_S):
             while not max((await source.history(span_s=60.0, step_s=1.0)).get("demo", (0.0,))):
                 await asyncio.sleep(0.3)
-        # A scrape that lands between two queries is in one and not in the other.
+        # A scrape between two queries is in one of them only.
         check(plan, rel=0.05)
         assert plan.source == "prometheus"
         assert plan.problems == ()
@@ -186,8 +186,8 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
         assert decode == {"job": "kvmesh", "service": DECODE, "instance": "decode-1", "model": "demo", "role": "decode"}
 
 
-async def test_a_prometheus_that_is_gone_is_a_problem_not_a_crash():
-    """The plan then has the registry's pools and says what is missing."""
+async def test_an_unreachable_prometheus_is_reported():
+    """The plan then has the registry's pools and reports the problem."""
     async with listed_services() as (_, registry, _), ClientSession() as session:
         source = PrometheusSource(Fetcher(session, timeout_s=2), "http://127.0.0.1:1", SystemClock(), window_s=10)
         planner = Planner(

@@ -31,7 +31,7 @@ PROMPTS = ["word " * count for count in (1, 3, 10, 40, 100, 200, 400)]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def expected(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
-    """The answers of one engine alone."""
+    """The answers of a single engine."""
     argv = argv_simulated("--prefill", "0", "--decode", "1", "--engine-args=--simulated-kv-transport none")
     async with running_mesh(tmp_path_factory.mktemp("alone"), *argv) as alone:
         return [content(await ask(alone, prompt)) for prompt in PROMPTS]
@@ -55,7 +55,7 @@ async def check_free(mesh: RunningMesh) -> None:
         try:
             text = await metrics_text(instance.host, int(instance.meta["metrics_port"]))
         except aiohttp.ClientError:
-            return 0.0  # A killed worker is listed for a while.
+            return 0.0  # The registry still lists a killed worker for some time.
         return worker_metric(text, "kvmesh_worker_kv_blocks_used")
 
     async def is_free() -> bool:
@@ -74,7 +74,7 @@ async def mesh(expected: list[object], tmp_path_factory: pytest.TempPathFactory)
 
 
 async def test_the_same_answers_as_one_engine(mesh: RunningMesh, expected: list[object]) -> None:
-    """One after the other and all at once; no decode worker computes a prompt, and blocks are free on both sides."""
+    """Answers are the same one after the other and concurrently. No decode worker computes a prompt, and blocks are freed on both sides."""
     assert [content(await ask(mesh, prompt)) for prompt in PROMPTS] == expected
     again = await asyncio.gather(*(ask(mesh, prompt) for prompt in PROMPTS * 3))
     assert [content(answer) for answer in again] == expected * 3
@@ -92,7 +92,7 @@ async def test_single_tokens_and_choices(mesh: RunningMesh) -> None:
 
 
 async def test_killed_workers(mesh: RunningMesh, expected: list[object]) -> None:
-    """Of 2 + 2 a prefill and a decode worker die under load: whole answers are all right, and no block stays held."""
+    """One of two prefill workers and one of two decode workers are killed under load: all answers are right, and no block stays in use."""
     for service in ("prefill", "decode"):
         answers = asyncio.gather(*(ask(mesh, prompt) for prompt in PROMPTS * 6))
         await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Two routers, three frontends, real processes: one router is killed in the middle of 1 000 requests."""
+"""Two routers and three frontends as real processes: one router is killed in the middle of 1 000 requests."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ ENGINE_ARGS = "--simulated-time-factor 0.2 --simulated-running-requests-max 256"
 
 @asynccontextmanager
 async def frontend_process(mesh: RunningMesh, number: int) -> AsyncIterator[None]:
-    """One more frontend of the mesh."""
+    """Starts another frontend of the mesh."""
     flags = (*mesh.service_flags, "--http-port", "0", "--telemetry-log-level", "warning")
     with (mesh.directory / f"more-frontends-{number}.log").open("w") as log:
         running = await asyncio.create_subprocess_exec(
@@ -43,24 +43,24 @@ async def frontend_process(mesh: RunningMesh, number: int) -> AsyncIterator[None
 
 
 async def passing(registry: Registry, service: str) -> list[Instance]:
-    """The service's instances that take requests."""
+    """Returns the service's instances that take requests."""
     return [instance for instance in (await registry.instances(service)).instances if instance.takes_requests]
 
 
 async def metric(instances: list[Instance], name: str) -> list[float]:
-    """A metric of each instance."""
+    """Returns a metric of each instance."""
     texts = [await metrics_text(each.host, int(each.meta["metrics_port"])) for each in instances]
     return [worker_metric(text, name) for text in texts]
 
 
 async def models(url: str) -> list[str]:
-    """What a frontend serves now."""
+    """Returns the models that a frontend serves."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
         return [each["id"] for each in (await response.json())["data"]]
 
 
 class Load:
-    """Requests over all frontends until `REQUESTS` are done."""
+    """Sends `REQUESTS` requests, spread over all frontends."""
 
     def __init__(self, urls: list[str]) -> None:
         self._urls = urls
@@ -70,7 +70,6 @@ class Load:
         self.killing = asyncio.Event()
 
     async def run(self) -> None:
-        """All of them."""
         async with asyncio.TaskGroup() as tasks:
             for url in self._urls:
                 session = aiohttp.ClientSession()
@@ -99,7 +98,7 @@ async def _close_after(session: aiohttp.ClientSession, clients: list[asyncio.Tas
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
-    """All 1 000 are answered in full, and what the dead router had placed is settled at the other one."""
+    """All 1 000 requests get complete answers, and the other router settles the reservations of the dead one."""
     flags = ("--routers", "2", "--decode", "2", "--restarts-max", "0", "--log-level", "warning")
     argv = argv_simulated(*flags, "--engine-args", ENGINE_ARGS)
     async with AsyncExitStack() as stack:
@@ -109,10 +108,10 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
         for number in range(1, FRONTENDS):
             await stack.enter_async_context(frontend_process(mesh, number))
 
-        async def everybody_is_there() -> bool:
+        async def all_take_requests() -> bool:
             return len(await passing(registry, FRONTEND)) == FRONTENDS and len(await passing(registry, ROUTER)) == 2
 
-        await wait_until(everybody_is_there, 90, "frontends and routers take requests")
+        await wait_until(all_take_requests, 90, "frontends and routers take requests")
         frontends, routers = await passing(registry, FRONTEND), await passing(registry, ROUTER)
 
         async def all_see_all() -> bool:
@@ -130,7 +129,7 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
         running = asyncio.create_task(load.run())
         await load.killing.wait()
         placed = await metric(routers, "kvmesh_router_placed_requests_total")
-        assert min(placed) > KILLED_AFTER / 4, placed  # Both are in use.
+        assert min(placed) > KILLED_AFTER / 4, placed  # Both routers are in use.
         doomed = next(pid for pid in mesh.pids("router"))
         os.kill(doomed, signal.SIGKILL)
         await running
@@ -149,5 +148,5 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
             left["legs"] = await metric(workers, "kvmesh_decode_legs_requests")
             return not any(sum(each) for each in left.values())
 
-        # The grace of reservations that the dead router made and that nobody adopted is 10 s.
+        # Reservations of the dead router that no other router adopted end after a grace period of 10 s.
         await wait_until(nothing_is_left, PATIENCE_S, lambda: f"none left: {left}\n{mesh.logs()}")

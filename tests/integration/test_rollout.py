@@ -12,7 +12,7 @@ SLOW = "--engine-args=--simulated-time-factor 1"
 
 
 async def test_a_rollout_restarts_every_worker(tmp_path: Path) -> None:
-    """No request fails or changes its answer, and no worker process is the old one."""
+    """No request fails or changes its answer, and all worker processes are new."""
     argv = argv_simulated("--prefill", "2", "--decode", "2", SLOW)
     async with running_mesh(tmp_path, *argv) as mesh:
         expected = await answers(mesh)
@@ -29,8 +29,8 @@ async def test_a_rollout_restarts_every_worker(tmp_path: Path) -> None:
         assert await answers(mesh) == expected
 
 
-async def test_a_rollout_stops_at_the_first_worker_that_stays_away(tmp_path: Path) -> None:
-    """The others serve on. The only worker of a pool is not touched."""
+async def test_a_rollout_stops_if_a_worker_does_not_return(tmp_path: Path) -> None:
+    """The other workers continue to serve. The only worker of a pool is not restarted."""
     argv = argv_simulated("--prefill", "1", "--decode", "2", "--restarts-max", "0", SLOW)
     async with running_mesh(tmp_path, *argv) as mesh:
         status, output = await command(mesh, "rollout", "--pool", "prefill")
@@ -42,10 +42,10 @@ async def test_a_rollout_stops_at_the_first_worker_that_stays_away(tmp_path: Pat
 
 
 async def test_a_rollout_to_a_broken_release_is_rolled_back(tmp_path: Path) -> None:
-    """The new release's decode worker cannot start. The former one comes back, and no request fails meanwhile."""
+    """The new release's decode worker cannot start. The rollback restores the former release, and no request fails meanwhile."""
     release, broken, failed = tmp_path / "release", tmp_path / "broken", tmp_path / "failed"
     release.mkdir()
-    # Python imports it before anything else: what an operator has installed, as far as workers can tell.
+    # Python imports this file before anything else, so that workers behave like those of another installed release.
     (release / "sitecustomize.py").write_text(
         "import pathlib, sys\n"
         f"if 'services.decode' in sys.orig_argv and pathlib.Path({str(broken)!r}).exists():\n"
@@ -61,7 +61,7 @@ async def test_a_rollout_to_a_broken_release_is_rolled_back(tmp_path: Path) -> N
         flags = (
             "--observe-s",
             "0.5",
-            # After 14 s the next of the supervisor's growing delays ends soon.
+            # After 14 s the next of the supervisor's increasing delays is about to end.
             "--ready-timeout-s",
             "14",
             "--allow-gaps",

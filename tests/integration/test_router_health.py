@@ -1,4 +1,4 @@
-"""Breakers, wedges and impossible overlap of a whole router on loopback, as a frontend and an operator see them."""
+"""Breakers, wedged workers and impossible overlap in a whole router on loopback, as frontends and operators see them."""
 
 import pytest
 
@@ -15,8 +15,8 @@ BREAKER = BreakerSettings(failures_max=3, pause_min_s=1.5)
 
 
 @pytest.fixture(autouse=True)
-def quick_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One probe closes a breaker; less evidence and time until a worker is wedged or an overlap impossible."""
+def quick_detection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One probe closes a breaker. Less evidence and time are needed to detect a wedged worker or an impossible overlap."""
     monkeypatch.setattr(breaker, "PROBES_MAX", 1)
     monkeypatch.setattr(breaker, "PROBE_SUCCESSES", 1)
     monkeypatch.setattr(wedge, "WAIT_MIN_S", 0.3)
@@ -30,12 +30,12 @@ async def views(mesh: Mesh, router: Router) -> dict[str, WorkerView]:
     return {view.worker.worker_id: view for view in await client.list_workers(timeout_s=PATIENCE_S)}
 
 
-def news(router: Router, kind: str) -> float | None:
+def event_count(router: Router, kind: str) -> float | None:
     return router.metrics.get_sample_value("kvmesh_router_health_events_total", {"kind": kind})
 
 
 async def test_failures_open_a_breaker_and_a_probe_closes_it():
-    """Over the wire: reports in, refusal with a time out, states in ListWorkers, news in the metrics."""
+    """Reports open the breaker, asks are refused with a time to retry, ListWorkers shows the state, and the metrics count the changes."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
         router = await mesh.router(breaker=BREAKER)
@@ -63,14 +63,14 @@ async def test_failures_open_a_breaker_and_a_probe_closes_it():
         for placed in (probe, last):
             link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         assert (await views(mesh, router))["d1"].breaker == "closed"
-        await eventually(lambda: news(router, "breaker_closed") == 1)
-        assert news(router, "breaker_opened") == 1
+        await eventually(lambda: event_count(router, "breaker_closed") == 1)
+        assert event_count(router, "breaker_opened") == 1
         assert router.metrics.get_sample_value("kvmesh_router_open_breakers") == 0
 
 
 @pytest.mark.parametrize(("name", "role"), [("p1", "prefill"), ("d1", "decode")])
-async def test_a_worker_that_works_and_does_not_step(name, role):
-    """Load records with work and the same step number, on the real stream."""
+async def test_a_worker_with_requests_that_does_not_step_is_wedged(name, role):
+    """The worker's load records have running requests and an unchanged step number."""
     async with running_mesh() as mesh:
         workers = {each: await mesh.worker(each, "prefill" if each[0] == "p" else "decode") for each in ("p1", "d1")}
         router = await mesh.router(breaker=BREAKER)
@@ -82,11 +82,11 @@ async def test_a_worker_that_works_and_does_not_step(name, role):
         assert router.metrics.get_sample_value("kvmesh_router_wedged_workers") == 1
         stuck.load = LoadRecord(worker_id=name, epoch=1, step=10, running_requests=2)
         await eventually(lambda: router.takes() == {"p1", "d1"})
-        await eventually(lambda: news(router, "worker_recovered") == 1)
+        await eventually(lambda: event_count(router, "worker_recovered") == 1)
 
 
-async def test_overlap_that_cannot_be_is_said_loudly_once(caplog):
-    """A worker that names its blocks by another seed: one line in the log, a word in ListWorkers, a gauge."""
+async def test_impossible_overlap_is_reported_once(caplog):
+    """A worker hashes its blocks with another seed. The log has one line, and ListWorkers and a gauge show it."""
     async with running_mesh() as mesh:
         d1 = await mesh.worker("d1", "decode")
         router = await mesh.router(breaker=BREAKER)
@@ -97,7 +97,7 @@ async def test_overlap_that_cannot_be_is_said_loudly_once(caplog):
         for number in range(8):
             placed = await link.place(ask(f"r{number}", [1, 2]), timeout_s=PATIENCE_S)
             link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
-        await eventually(lambda: news(router, "overlap_impossible") == 1)
+        await eventually(lambda: event_count(router, "overlap_impossible") == 1)
         [line] = [record for record in caplog.records if record.message == "overlap_impossible"]
         assert (line.data["model"], line.data["cause"]) == ("demo", "hash_mismatch")
         assert (await views(mesh, router))["d1"].trust_reason == "hash_mismatch"

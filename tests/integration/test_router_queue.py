@@ -1,4 +1,4 @@
-"""Asks that wait, over real gRPC: the answers come in any order, reports make room, nothing is left behind."""
+"""Asks that wait in the queue, over real gRPC: responses come in any order, reports make room, and no state is left."""
 
 import asyncio
 import time
@@ -18,8 +18,6 @@ from tests.messages import to_ask, to_report
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
 
-"""Bounds a test that hangs. A worker that joins takes a second and more where processors are busy: checks, Describe, two streams."""
-
 
 @asynccontextmanager
 async def busy_mesh(*, requests_max: int = 1, **queue):
@@ -35,8 +33,8 @@ def sample(router, name: str, **labels) -> float:
     return router.metrics.get_sample_value(f"kvmesh_router_{name}", labels) or 0.0
 
 
-class Stream:
-    """A frontend that speaks the contract by hand."""
+class RawStream:
+    """A frontend's stream that sends raw messages of the contract."""
 
     def __init__(self, mesh, router, frontend_id: str = "f") -> None:
         self.call = RouterServiceStub(mesh.channels.channel(router.server.address)).Route()
@@ -44,7 +42,7 @@ class Stream:
         self.queued: list[int] = []
         self.answers: list[tuple[int, str]] = []
 
-    async def __aenter__(self) -> "Stream":
+    async def __aenter__(self) -> "RawStream":
         await self.call.write(pb.RouteRequest(hello=pb.Hello(frontend_id=self.frontend_id)))
         return self
 
@@ -61,7 +59,7 @@ class Stream:
         await self.call.write(pb.RouteRequest(reports=reports))
 
     async def answer(self) -> tuple[int, str]:
-        """The next answer: its number and the decode worker, or why there is none."""
+        """Returns the number of the next response, and its decode worker or the reason of its refusal."""
         async with asyncio.timeout(PATIENCE_S):
             while not self.answers:
                 message = await self.call.read()
@@ -71,8 +69,8 @@ class Stream:
         return self.answers.pop(0)
 
 
-async def test_an_ask_waits_for_room_and_says_how_long(caplog: pytest.LogCaptureFixture):
-    """A busy worker is no refusal: the answer comes when a report has made room, and the wait is in it."""
+async def test_an_ask_waits_for_room_and_its_placement_has_the_wait(caplog: pytest.LogCaptureFixture):
+    """A busy worker does not cause a refusal: the response comes when a report has made room, and has the time waited."""
     async with busy_mesh() as (mesh, router):
         link = await mesh.link(answer_timeout_s=1.0)
         first = await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
@@ -80,7 +78,7 @@ async def test_an_ask_waits_for_room_and_says_how_long(caplog: pytest.LogCapture
         waiting = asyncio.create_task(link.place(ask("r2", [1], timeout_s=20), timeout_s=1.0))
         await eventually(lambda: router.core.queue.requests == 1)
         await asyncio.sleep(1.5)
-        # Longer than the link would wait for a router that says nothing, and than placing may take without a queue.
+        # This is longer than the link would wait for a silent router, and than placing may take without a queue.
         assert not waiting.done()
         assert "router_stream_broken" not in caplog.text
         assert sample(router, "queue_requests", priority="normal") == 1
@@ -95,9 +93,9 @@ async def test_an_ask_waits_for_room_and_says_how_long(caplog: pytest.LogCapture
         assert sample(router, "queue_served_prompt_tokens_total", priority="normal") == 16
 
 
-async def test_answers_come_in_the_order_of_priorities_and_a_bundle_makes_room():
-    """One bundle of reports settles several requests; who waits is served by priority, then by arrival."""
-    async with busy_mesh(requests_max=2) as (mesh, router), Stream(mesh, router) as stream:
+async def test_asks_are_placed_by_priority_and_a_batch_of_reports_makes_room():
+    """One message of reports settles several requests. Waiting asks are placed by priority, then by arrival."""
+    async with busy_mesh(requests_max=2) as (mesh, router), RawStream(mesh, router) as stream:
         for number in (1, 2):
             await stream.ask(number)
             assert await stream.answer() == (number, "d1")
@@ -113,10 +111,10 @@ async def test_answers_come_in_the_order_of_priorities_and_a_bundle_makes_room()
         await eventually(lambda: len(router.core.book) == 0)
 
 
-async def test_a_withdrawn_ask_leaves_at_once():
-    """A cancelled ask is answered with a refusal and takes nobody's place; a link that gives up withdraws."""
+async def test_a_cancelled_ask_leaves_the_queue():
+    """A cancelled ask gets a refusal and takes no place. A link whose caller cancels also cancels its ask."""
     async with busy_mesh() as (mesh, router):
-        async with Stream(mesh, router) as stream:
+        async with RawStream(mesh, router) as stream:
             await stream.ask(1)
             await stream.answer()
             await stream.ask(2)
@@ -135,12 +133,12 @@ async def test_a_withdrawn_ask_leaves_at_once():
         await eventually(lambda: len(router.core.book) == 0)
 
 
-async def test_a_lost_stream_takes_its_asks_along():
-    """Nobody is there to be answered: the asks leave the queue at once, and those of other streams stay."""
-    async with busy_mesh() as (mesh, router), Stream(mesh, router, "g") as other:
+async def test_a_lost_stream_removes_its_asks():
+    """The asks of a broken stream leave the queue immediately, and those of other streams stay."""
+    async with busy_mesh() as (mesh, router), RawStream(mesh, router, "g") as other:
         await other.ask(1)
         await other.answer()
-        async with Stream(mesh, router) as stream:
+        async with RawStream(mesh, router) as stream:
             for number in range(1, 21):
                 await stream.ask(number)
             await eventually(lambda: router.core.queue.requests == 20)
@@ -152,9 +150,9 @@ async def test_a_lost_stream_takes_its_asks_along():
         assert not router.servicer.dispatcher.has_queued
 
 
-async def test_room_that_no_report_tells_of_is_found():
-    """A worker that joins is used for those who wait already."""
-    async with busy_mesh() as (mesh, router), Stream(mesh, router) as stream:
+async def test_a_new_worker_serves_waiting_asks():
+    """A worker that joins makes room without a report."""
+    async with busy_mesh() as (mesh, router), RawStream(mesh, router) as stream:
         await stream.ask(1)
         assert await stream.answer() == (1, "d1")
         await stream.ask(2)
@@ -163,10 +161,10 @@ async def test_room_that_no_report_tells_of_is_found():
         assert await stream.answer() == (2, "d2")
 
 
-async def test_time_and_space_end_a_wait_with_a_time_to_retry():
-    """The queue's own limit, the request's own time, and a full queue each have their word."""
+async def test_refusals_after_a_wait_have_a_reason_and_a_time_to_retry():
+    """The queue's own limit and the request's deadline each have their own reason."""
     async with busy_mesh(requests_max=1, wait_s_max=0.3) as (mesh, router):
-        async with Stream(mesh, router) as stream:
+        async with RawStream(mesh, router) as stream:
             await stream.ask(1)
             await stream.answer()
             await stream.ask(2)
@@ -182,12 +180,12 @@ async def test_time_and_space_end_a_wait_with_a_time_to_retry():
         assert refusal.value.request_id == "r2"
 
 
-async def test_the_stream_is_heard_out_before_it_ends():
-    """A frontend that says it will say no more still gets the answers it waits for."""
-    async with busy_mesh() as (mesh, router), Stream(mesh, router, "g") as other:
+async def test_a_half_closed_stream_gets_its_responses():
+    """A frontend that has half-closed its stream still gets the responses that it waits for."""
+    async with busy_mesh() as (mesh, router), RawStream(mesh, router, "g") as other:
         await other.ask(1)
         await other.answer()
-        async with Stream(mesh, router) as stream:
+        async with RawStream(mesh, router) as stream:
             await stream.ask(1)
             await stream.call.done_writing()
             await eventually(lambda: router.core.queue.requests == 1)
@@ -204,9 +202,9 @@ async def test_the_stream_is_heard_out_before_it_ends():
         (pb.RouteRequest(), "asks"),
     ],
 )
-async def test_a_bad_bundle_ends_the_stream_by_name(message, field):
-    """None of it is taken."""
-    async with busy_mesh() as (mesh, router), Stream(mesh, router) as stream:
+async def test_an_invalid_message_ends_the_stream(message, field):
+    """The error names the field, and nothing of the message is applied."""
+    async with busy_mesh() as (mesh, router), RawStream(mesh, router) as stream:
         await stream.call.write(message)
         with pytest.raises(Exception) as raised:
             await stream.answer()
@@ -216,7 +214,7 @@ async def test_a_bad_bundle_ends_the_stream_by_name(message, field):
 
 
 async def test_a_stopping_router_leaves_no_ask_unanswered():
-    """Who waits on a router that stops waits on the other one, and is served there."""
+    """Asks that wait on a stopping router move to the other router, and are placed there."""
     async with busy_mesh() as (mesh, first):
         link = await mesh.link()
         await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
@@ -235,7 +233,7 @@ async def test_a_stopping_router_leaves_no_ask_unanswered():
 
 
 async def test_each_ask_of_a_message_is_answered():
-    """The reports of a message are applied first, and an invalid ask spoils no other."""
+    """The reports of a message are applied before its asks, and an invalid ask does not affect others."""
     async with busy_mesh(requests_max=3) as (mesh, router):
         call = RouterServiceStub(mesh.channels.channel(router.server.address)).Route()
         await call.write(pb.RouteRequest(hello=pb.Hello(frontend_id="f")))

@@ -1,4 +1,4 @@
-"""A router that starts anew among workers with full caches, over real gRPC: its index is theirs."""
+"""A router restarts among workers with full caches, over real gRPC. Its index then equals their caches."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -48,8 +48,8 @@ def are_exact(core: RouterCore, workers: list[ToldWorker]) -> bool:
 
 
 @pytest.mark.timeout(60)
-async def test_a_router_that_starts_anew_holds_what_the_workers_hold():
-    """Snapshots of several parts, changes that come while they are read, and a second router started after the first."""
+async def test_a_restarted_router_knows_the_workers_blocks():
+    """Snapshots consist of several parts, and blocks change while they are read. The test starts two routers, one after the other."""
     generator = Random(5)
     async with AsyncExitStack() as stack:
         registry = MemoryAgent().registry()
