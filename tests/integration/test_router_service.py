@@ -1,4 +1,4 @@
-"""A whole router on loopback: real gRPC, the embedded registry, workers that tell what the test wants told."""
+"""A whole router on loopback: real gRPC, the embedded registry, and workers that send what the test specifies."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ from tests.unit.router_fleets import ask
 
 
 async def eventually(is_so: Callable[[], bool], *, within_s: float = PATIENCE_S) -> None:
-    """Waits for other tasks to bring something about."""
+    """Waits until other tasks have made the condition true."""
     async with asyncio.timeout(within_s):
         while not is_so():
             await asyncio.sleep(0.005)
@@ -106,7 +106,7 @@ async def end(task: asyncio.Task) -> None:
 
 
 class Mesh:
-    """A registry, one router, one frontend's link."""
+    """A registry to which tests add routers, workers and links."""
 
     def __init__(self, registry: ConsulRegistry, channels: ChannelPool, stack: AsyncExitStack) -> None:
         self.registry = registry
@@ -152,7 +152,7 @@ async def running_mesh() -> AsyncIterator[Mesh]:
 
 
 async def test_a_request_follows_its_blocks():
-    """KV events of live workers decide where the next turn goes, and Explain says so."""
+    """KV events of live workers decide the next placement, and Explain shows the reason."""
     async with running_mesh() as mesh:
         p1 = await mesh.worker("p1", "prefill")
         await mesh.worker("p2", "prefill")
@@ -172,10 +172,10 @@ async def test_a_request_follows_its_blocks():
         await eventually(lambda: len(router.core.book) == 0)
 
         client = GrpcRouterClient(mesh.channels, router.server.address)
-        told = await client.explain("r1", timeout_s=PATIENCE_S)
-        assert [candidate.prefill.worker_id for candidate in told.candidates] == ["p1", "p2"]
-        assert dict(told.candidates[0].terms)["prefill"] == pytest.approx(0.004 + 16 * 0.00004)
-        assert [report.kind for report in told.reports] == [ReportKind.PREFILLED, ReportKind.FINISHED]
+        explanation = await client.explain("r1", timeout_s=PATIENCE_S)
+        assert [candidate.prefill.worker_id for candidate in explanation.candidates] == ["p1", "p2"]
+        assert dict(explanation.candidates[0].terms)["prefill"] == pytest.approx(0.004 + 16 * 0.00004)
+        assert [report.kind for report in explanation.reports] == [ReportKind.PREFILLED, ReportKind.FINISHED]
         with pytest.raises(NotFoundError):
             await client.explain("never", timeout_s=PATIENCE_S)
         views = {view.worker.worker_id: view for view in await client.list_workers(timeout_s=PATIENCE_S)}
@@ -183,8 +183,9 @@ async def test_a_request_follows_its_blocks():
         assert router.metrics.get_sample_value("kvmesh_router_placed_requests_total", {"reason": "kv_overlap"}) == 1
 
 
-async def test_a_dead_worker_is_out_at_once_and_comes_back():
-    """The broken stream excludes it before the registry notices; a new process under the same address starts empty."""
+async def test_a_dead_worker_is_excluded_and_returns():
+    """The broken stream excludes the worker before the registry notices its death. A new process at the same address starts with an empty
+    index."""
     async with running_mesh() as mesh:
         p1 = await mesh.worker("p1", "prefill")
         await mesh.worker("d1", "decode")
@@ -203,7 +204,7 @@ async def test_a_dead_worker_is_out_at_once_and_comes_back():
 
 
 async def test_a_broken_connection_resumes_where_it_stopped():
-    """The same process behind a new connection tells only what was missed: the index is exact without a snapshot."""
+    """After a reconnect the same process sends only the missed events, and the index is exact without a snapshot."""
     async with running_mesh() as mesh:
         d1 = await mesh.worker("d1", "decode")
         router = await mesh.router()
@@ -220,8 +221,8 @@ async def test_a_broken_connection_resumes_where_it_stopped():
         assert (feed.gaps, feed.trust) == (0, "exact")
 
 
-async def test_a_silent_worker_is_excluded_until_it_speaks():
-    """A worker that hangs keeps its connections; the missing load records give it away."""
+async def test_a_silent_worker_is_excluded_until_it_sends_again():
+    """A worker that hangs keeps its connections open. Its missing load records exclude it."""
     async with running_mesh() as mesh:
         d1 = await mesh.worker("d1", "decode")
         router = await mesh.router()
@@ -234,22 +235,22 @@ async def test_a_silent_worker_is_excluded_until_it_speaks():
         await eventually(lambda: router.takes() == {"d1"})
 
 
-async def test_a_router_that_stood_still_blames_nobody(caplog, monkeypatch):
-    """What workers told while the router had no processor is read before any of them is called silent."""
+async def test_a_router_that_was_suspended_excludes_no_worker(caplog, monkeypatch):
+    """After a pause the router reads the load records that arrived meanwhile, before it checks for silent workers."""
     monkeypatch.setattr(membership, "SILENCE_S", 1.0)
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
         router = await mesh.router()
         await eventually(lambda: router.takes() == {"d1"})
-        time.sleep(1.5)  # noqa: ASYNC251 - that nothing else runs is the point.
+        time.sleep(1.5)  # noqa: ASYNC251 - nothing else may run meanwhile.
         for _ in range(50):
             assert router.takes() == {"d1"}
             await asyncio.sleep(0.004)
         assert "worker_streams_broken" not in caplog.text
 
 
-async def test_a_drain_mark_excludes_and_its_removal_brings_back():
-    """The registry's mark counts although both streams stand."""
+async def test_a_drain_mark_excludes_until_it_is_removed():
+    """The registry's mark counts although both streams work."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
         router = await mesh.router()
@@ -267,7 +268,7 @@ async def test_a_drain_mark_excludes_and_its_removal_brings_back():
 
 
 async def test_asks_move_to_another_router():
-    """When the router dies, the link turns to the other one and asks again what was not answered."""
+    """When a router dies, the link sends unanswered asks to the other router."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
         first = await mesh.router("router-1")
@@ -282,12 +283,12 @@ async def test_asks_move_to_another_router():
         assert len(placed) == 20
         await link.place(ask("r2", [1]), timeout_s=PATIENCE_S)
         assert link.router_ids[0] == other.name
-        # What the dead router still held ends with the grace, since the frontend does not come back to it.
+        # Reservations of the dead router end after the grace period, because the frontend does not return to it.
         await eventually(lambda: len(used.core.book) == 0)
 
 
 async def test_ending_streams_for_a_drain_loses_no_ask():
-    """A router that stops ends its streams; the frontend goes elsewhere at once."""
+    """A stopping router ends its streams, and the frontend switches to another router immediately."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
         first = await mesh.router("router-1")
@@ -304,7 +305,7 @@ async def test_ending_streams_for_a_drain_loses_no_ask():
 
 
 async def test_no_router_and_cancel():
-    """Without a router an ask ends with its own time; a cancelled ask leaves no reservation."""
+    """Without a router an ask fails at its timeout. A cancelled ask leaves no reservation."""
     async with running_mesh() as mesh:
         link = await mesh.link(answer_timeout_s=0.1)
         with pytest.raises(UnavailableError) as refusal:
@@ -323,7 +324,7 @@ async def test_no_router_and_cancel():
 
 
 async def test_bad_messages_are_refused_by_name():
-    """A stream without a hello, an ask without a model, SyncPeers: typed errors, and good asks on the stream go on."""
+    """A stream without a hello, an ask without a model, and SyncPeers get typed errors. Valid asks on the stream still work."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
         router = await mesh.router()
@@ -354,7 +355,7 @@ async def test_bad_messages_are_refused_by_name():
 
 
 async def test_the_bounds_of_placements_are_set_and_checked():
-    """Each call replaces both bounds. Bad values and planners that do not lead change nothing, and 0 ends both."""
+    """Each call replaces both bounds. Invalid values and planners that are not the leader change nothing, and empty bounds remove them."""
     async with running_mesh() as mesh:
         router = await mesh.router()
         client = GrpcRouterClient(mesh.channels, router.server.address)
@@ -386,7 +387,7 @@ async def test_the_bounds_of_placements_are_set_and_checked():
 
 
 async def test_late_requests_are_placed_when_the_worker_has_spare_time():
-    """Through the frontend's link: newer requests that keep the target overtake them, and no request is refused."""
+    """With the frontend's link: newer requests that meet the target overtake late ones, and no request is refused."""
     async with running_mesh() as mesh:
         profile = PerformanceProfile(
             prefill_base_s=0.0, prefill_s_per_token=0.001, decode_step_base_s=0.001, decode_s_per_request=0.0001
@@ -409,11 +410,11 @@ async def test_late_requests_are_placed_when_the_worker_has_spare_time():
 
 
 NAMES = ("router-4", "router-1", "router-5", "router-3", "router-8", "router-6")
-"""Each of the last four is preferred to all before by the link."""
+"""The link prefers each of the last four to all names before it."""
 
 
 async def test_a_router_that_joins_gets_its_streams(caplog: pytest.LogCaptureFixture):
-    """Real routers come one after the other under load: the link ends at the two it prefers; nothing fails or is placed twice."""
+    """Real routers join one after the other under load. The link ends at the two that it prefers, and no request fails or is placed twice."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
         routers = {name: await mesh.router(name) for name in NAMES[:2]}

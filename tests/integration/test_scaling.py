@@ -1,4 +1,4 @@
-"""`kvmesh up --plan` starts and stops workers as its ScalerService is told, while requests run."""
+"""`kvmesh up --plan` starts and stops workers on calls to its ScalerService, while requests run."""
 
 import asyncio
 import re
@@ -31,7 +31,7 @@ async def repeat(mesh: RunningMesh, expected: list[object]) -> None:
 
 
 class Scaler:
-    """The scaler of a mesh."""
+    """A client of the mesh's scaler."""
 
     def __init__(self, channels: ChannelPool, address: str) -> None:
         self.client = GrpcScalerClient(channels, address)
@@ -53,7 +53,8 @@ class Scaler:
 
 
 async def test_pools_grow_and_shrink_under_load(tmp_path: Path) -> None:
-    """No request fails or changes its answer; named workers are stopped first; a moved worker takes its place with it."""
+    """No request fails or changes its answer. Workers that the call names are stopped first, and a role change moves a worker's place to the
+    other pool."""
     argv = argv_simulated("--plan", "--engine-args=--simulated-time-factor 1", "--planner-args=--mode observe")
     async with running_mesh(tmp_path, *argv) as mesh:
         (address,) = [found.group(1) for line in mesh.output if (found := ADDRESS.search(line))]

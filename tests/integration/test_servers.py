@@ -11,20 +11,18 @@ from tests.servers import Server
 
 
 def put(url: str, body: Any) -> None:
-    """PUT as JSON."""
     request = urllib.request.Request(url, data=json.dumps(body).encode(), method="PUT")
     with urllib.request.urlopen(request, timeout=30) as response:
         assert response.status == 200
 
 
 def get(url: str) -> Any:
-    """GET JSON."""
     with urllib.request.urlopen(url, timeout=30) as response:
         return json.load(response)
 
 
 def test_the_shared_consul_takes_registrations(consul: Server) -> None:
-    """The session's agent has a leader: a service registered with it is in the catalog."""
+    """A service registered with the session's agent is in the catalog, which requires that the agent has a leader."""
     put(f"{consul.url}/v1/agent/service/register", {"Name": "servers-test", "Port": 1})
     try:
         [entry] = get(f"{consul.url}/v1/health/service/servers-test")
@@ -33,8 +31,8 @@ def test_the_shared_consul_takes_registrations(consul: Server) -> None:
         put(f"{consul.url}/v1/agent/service/deregister/servers-test", None)
 
 
-def test_a_consul_of_ones_own_has_its_own_configuration(start_consul: Callable[..., Server]) -> None:
-    """With a default policy of deny, a request without a token reads nothing and one with it does."""
+def test_a_separate_consul_has_its_own_configuration(start_consul: Callable[..., Server]) -> None:
+    """With the default policy deny, only requests with a token can read keys."""
     acl = {"enabled": True, "default_policy": "deny", "tokens": {"master": "root-token"}}
     server = start_consul({"acl": acl, "primary_datacenter": "dc1"})
     request = urllib.request.Request(f"{server.url}/v1/kv/some-key?keys", headers={"X-Consul-Token": "root-token"})

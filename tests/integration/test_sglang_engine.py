@@ -1,4 +1,4 @@
-"""What the conformance suite does not ask of an engine, on real SGLang engines: one that serves alone, and pairs."""
+"""Tests beyond the conformance suite on real SGLang engines: one that serves alone, and pairs."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ SCHEMA = '{"type":"object","properties":{"a":{"type":"integer","maximum":9,"mini
 
 
 class Engines:
-    """Starts engines, each a fork of one process or, if `is_fork` is False, a program with this process's environment."""
+    """Starts engines: forks of one process or, if `is_fork` is False, programs with this process's environment."""
 
     def __init__(self, stack: AsyncExitStack, folder: Path, python: Path, server: Any) -> None:
         self._stack, self._python, self._server = stack, str(python), server
@@ -88,7 +88,7 @@ async def alone(engines: Engines) -> EngineDriver:
 
 
 def text_of(tokens: list[int]) -> str:
-    """The tokenizer's ids are code points plus 2."""
+    """Returns the text. The tokenizer's ids are code points plus 2."""
     return "".join(chr(token - 2) for token in tokens if token > 1)
 
 
@@ -110,7 +110,7 @@ def host_of(driver: EngineDriver) -> ForkedHost:
     ids=["schema", "regex", "choice", "grammar"],
 )
 async def test_structured_output(engines: Engines, alone: EngineDriver, constraint: Constraint, check: Any) -> None:
-    """The answer meets the constraint and ends by itself."""
+    """The answer satisfies the constraint and ends by itself."""
     generation = engines.greedy(10, max_tokens=60, ignore_eos=False, constraint=constraint)
     record = await alone.run(generation)
     assert record.done.reason is FinishReason.STOP
@@ -118,7 +118,7 @@ async def test_structured_output(engines: Engines, alone: EngineDriver, constrai
 
 
 async def test_a_constraint_that_does_not_compile(engines: Engines, alone: EngineDriver) -> None:
-    """Fails its request only, by the field's name."""
+    """Only its own request fails, and the error names the field."""
     constraint = Constraint(kind=ConstraintKind.REGEX, text="(")
     record = await alone.run(engines.greedy(10, constraint=constraint))
     assert isinstance(record.done.error, InvalidRequestError)
@@ -127,10 +127,10 @@ async def test_a_constraint_that_does_not_compile(engines: Engines, alone: Engin
 
 
 async def test_a_machine_without_a_compiler(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Penalties and seeds, for which SGLang would compile functions, end neither the request nor the engine."""
+    """SGLang would compile functions for penalties and seeds. Without a compiler such requests and the engine still work."""
     for name in ("CC", "CXX"):
         monkeypatch.setenv(name, "/no/compiler")
-    # No cache of compiled functions may help either.
+    # Disables the cache of compiled functions, which could replace the compiler.
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     engine = await engines.start(has_kv_transfer=False, is_fork=False)
     for sampling in ({"repetition_penalty": 1.3}, {"presence_penalty": 0.5}, {"temperature": 1.0, "seed": 5}):
@@ -139,7 +139,7 @@ async def test_a_machine_without_a_compiler(engines: Engines, monkeypatch: pytes
 
 @pytest.mark.proves("seed", engine="sglang")
 async def test_seeds(engines: Engines, alone: EngineDriver) -> None:
-    """The same seed gives the same answer whatever runs beside it, also when it is continued; another seed another one."""
+    """The same seed gives the same answer whatever else runs, also when it is continued. Another seed gives another answer."""
     sampled = engines.greedy(10, max_tokens=24, temperature=1.0, seed=5)
     first = await alone.run(sampled)
     records = [alone.submit(sampled), alone.submit(engines.greedy(40, max_tokens=30, temperature=1.0))]
@@ -157,7 +157,8 @@ async def test_requests_without_a_seed_differ(engines: Engines, alone: EngineDri
 
 
 async def test_a_continuation_has_the_same_logprobs(engines: Engines, alone: EngineDriver) -> None:
-    """In float32: the emitted tokens are computed as a part of the prompt, with other shapes than step by step. Without the cache, too."""
+    """In float32: emitted tokens are computed as a part of the prompt, with other shapes than step by step. The second case cannot use the
+    cache."""
     generation = engines.greedy(300, max_tokens=16, logprobs=2)
     whole = await alone.run(generation)
     for count, salt in ((1, ""), (9, "other")):
@@ -175,21 +176,21 @@ async def test_logit_bias(engines: Engines, alone: EngineDriver) -> None:
 
 @pytest.mark.proves("priority", engine="sglang")
 async def test_a_larger_priority_goes_first(engines: Engines, alone: EngineDriver) -> None:
-    """Of the waiting ones, behind a full batch."""
+    """Of the requests that wait behind a full batch, the one with the larger priority runs first."""
     running = [alone.submit(engines.greedy(10, max_tokens=tokens)) for tokens in (150, 400)]
     for record in running:
         await alone.wait_tokens(record, 1)
     low = alone.submit(replace(engines.greedy(10, max_tokens=30), priority=-5))
     high = alone.submit(replace(engines.greedy(10, max_tokens=30), priority=5))
     await alone.wait_tokens(high, 1)
-    assert not low.tokens, "one place was free"
+    assert not low.tokens, "only one place was free"
     for record in (*running, low, high):
         await alone.wait(record)
 
 
 async def test_cancel_of_one_leg_leaves_others(engines: Engines, alone: EngineDriver) -> None:
-    """SGLang aborts all requests whose id begins with the given one; numbers of legs are written with equal lengths."""
-    # The first one is long, so that it still runs when the cancel arrives on a busy machine.
+    """SGLang aborts all requests whose id begins with the given id. The adapter therefore writes numbers of legs with equal lengths."""
+    # The first request is long, so that it still runs when the cancel arrives on a busy machine.
     records = [alone.submit(engines.greedy(10, max_tokens=40 if number else 400)) for number in range(20)]
     alone.engine.cancel_nowait(records[0].key)
     assert (await alone.wait(records[0])).done.reason is FinishReason.CANCELLED
@@ -198,7 +199,7 @@ async def test_cancel_of_one_leg_leaves_others(engines: Engines, alone: EngineDr
 
 
 async def test_death_of_the_engine(engines: Engines) -> None:
-    """Its consumer gets a LostError at once, and later legs are refused."""
+    """The reader of steps gets a LostError immediately, and later legs are refused."""
     driver = await engines.start(has_kv_transfer=False)
     await driver.wait_tokens(driver.submit(engines.greedy(10, max_tokens=500)), 2)
     host_of(driver).send_signal(signal.SIGKILL)
@@ -211,7 +212,7 @@ async def test_death_of_the_engine(engines: Engines) -> None:
 
 @pytest.mark.proves("embeddings", engine="sglang")
 async def test_embeddings(engines: Engines) -> None:
-    """Unit vectors, the same for the same tokens, also for one that is cached; nothing else is served."""
+    """Embeddings are unit vectors, the same for the same tokens, also for a cached prompt. The engine serves nothing else."""
     driver = await engines.start(has_kv_transfer=False, is_embedding=True)
     assert "embeddings" in driver.engine.describe().capabilities.features
     generation, other = engines.greedy(40), engines.greedy(40)
@@ -235,9 +236,10 @@ async def test_unknown_and_own_arguments_are_refused(engines: Engines) -> None:
 
 
 async def test_mooncake_with_retraction(engines: Engines, alone: EngineDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over `mooncake_tcp`, a decode engine that takes back blocks every few steps gives the tokens of one engine, 16 at once."""
+    """Over `mooncake_tcp`, a decode engine that retracts requests every few steps gives the same tokens as one engine, with 16 requests at
+    once."""
     require_part("mooncake")
-    # SGLang reads them when it is imported, so that a fork would not have them.
+    # SGLang reads these variables when it is imported, so a fork would not see them.
     monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
     monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "7")
     pair = await asyncio.gather(
@@ -283,7 +285,7 @@ async def hand_over(engines: Engines, pair: tuple[EngineDriver, EngineDriver], g
 async def test_a_pair_gives_the_tokens_of_one_engine(
     engines: Engines, alone: EngineDriver, pair: tuple[EngineDriver, EngineDriver]
 ) -> None:
-    """In float32, for prompts up to 800 tokens, which are computed in parts, several at once."""
+    """In float32, for prompts of up to 800 tokens, which are computed in chunks, several at once."""
     generations = [engines.greedy(tokens, max_tokens=12) for tokens in (10, 16, 17, 100, 300, 530, 800)]
     expected = [(await alone.run(generation)).tokens for generation in generations]
     assert await asyncio.gather(*(hand_over(engines, pair, each) for each in generations)) == expected
@@ -292,7 +294,8 @@ async def test_a_pair_gives_the_tokens_of_one_engine(
 async def test_constraints_over_a_pair(
     engines: Engines, alone: EngineDriver, pair: tuple[EngineDriver, EngineDriver]
 ) -> None:
-    """The prefill engine samples the first token under the constraint, and the decode engine continues it: as one engine alone."""
+    """The prefill engine samples the first token under the constraint, and the decode engine continues it. The answer equals that of one
+    engine."""
     for constraint in (
         Constraint(kind=ConstraintKind.JSON_SCHEMA, text=SCHEMA),
         Constraint(kind=ConstraintKind.REGEX, text="(ab){3}c"),
@@ -303,10 +306,11 @@ async def test_constraints_over_a_pair(
 
 
 @pytest.mark.parametrize("side", ["decode", "prefill"])
-async def test_a_leg_whose_counterpart_never_comes(
+async def test_a_leg_without_its_counterpart_ends(
     engines: Engines, pair: tuple[EngineDriver, EngineDriver], side: str
 ) -> None:
-    """Ends within seconds with the error that places the request again; no block stays, and the pair works on."""
+    """The leg ends within seconds with the error after which the frontend places the request again. No block stays in use, and the pair still
+    works."""
     prefill, decode = pair
     generation, where = engines.greedy(40), engines.room(prefill)
     if side == "decode":
@@ -338,7 +342,7 @@ async def test_cancel_of_a_leg_that_waits_for_its_counterpart(
 async def test_without_a_transfer_the_tokens_differ(
     engines: Engines, alone: EngineDriver, pair: tuple[EngineDriver, EngineDriver]
 ) -> None:
-    """The transfer of the tests above is real: a warm-up meets nobody, and the engine answers from empty blocks."""
+    """Proves that the tests above transfer KV: the warm-up has no counterpart, and the engine answers from empty blocks."""
     generation = replace(engines.greedy(100, max_tokens=12), cache_salt=INTERNAL_SALT)
     record = await pair[1].run(generation)
     assert len(record.tokens) == 12
@@ -355,7 +359,7 @@ async def test_the_fake_backend_serves_no_clients(engines: Engines, pair: tuple[
 
 
 async def test_a_wrong_bootstrap_port(engines: Engines, pair: tuple[EngineDriver, EngineDriver]) -> None:
-    """Nobody listens there: the decode leg ends by itself, although the prefill leg waits, and the pair works on."""
+    """No server listens there. The decode leg ends by itself although the prefill leg waits, and the pair still works."""
     prefill, decode = pair
     (port,) = free_ports(1)
     where, generation = replace(engines.room(prefill), port=port), engines.greedy(40)
@@ -368,10 +372,10 @@ async def test_a_wrong_bootstrap_port(engines: Engines, pair: tuple[EngineDriver
 
 
 async def test_failures_that_sglang_injects(engines: Engines, alone: EngineDriver) -> None:
-    """SGLang's own test switch fails polls of both engines at random: a pair of legs ends with the right tokens, or with the error that
-    places the request again, and no block stays in use on either side."""
+    """SGLang's own test switch fails polls of both engines at random. A pair of legs ends with the right tokens, or with the error after
+    which the frontend places the request again. No block stays in use on either side."""
     chance = {"SGLANG_TEST_DISAGG_FAILURE_PROB": "0.02"}
-    # A leg whose counterpart failed waits for so long; the others must have ended before, also on a busy machine.
+    # A leg whose counterpart failed waits for that long. The other legs must end earlier, also on a busy machine.
     limits = {"pull_timeout_s": 8.0, "lease_s": 9.0}
     prefill, decode = await asyncio.gather(
         engines.start(env=chance, role="prefill", **limits), engines.start(env=chance, role="decode", **limits)
@@ -393,7 +397,7 @@ async def test_failures_that_sglang_injects(engines: Engines, alone: EngineDrive
         assert leg.done.error is not None or leg.tokens == tokens
         failed += bool(errors)
     assert 0 < failed < len(generations)
-    # Both before either is closed: an engine keeps blocks into which the other one may still write.
+    # Waits for both before either is closed: an engine keeps blocks into which the other one may still write.
     for driver in (prefill, decode):
         await driver.wait_blocks(0, PATIENCE_S)
     for driver in (prefill, decode):
@@ -403,7 +407,8 @@ async def test_failures_that_sglang_injects(engines: Engines, alone: EngineDrive
 
 @pytest.mark.proves("data_parallel_ranks", engine="sglang")
 async def test_two_data_parallel_ranks(engines: Engines, alone: EngineDriver) -> None:
-    """Each rank of a prefill worker meets each rank of a decode worker, with the tokens of one engine and caches of their own."""
+    """Each rank of a prefill worker can hand off to each rank of a decode worker, with the same tokens as one engine. Each rank has its own
+    cache."""
     prefill, decode = await asyncio.gather(
         engines.start(ranks=2, role="prefill"), engines.start(ranks=2, role="decode")
     )
@@ -428,7 +433,7 @@ async def test_two_data_parallel_ranks(engines: Engines, alone: EngineDriver) ->
 
 @pytest.mark.proves("multi_rank", engine="sglang")
 async def test_tensor_parallel_ranks(engines: Engines, alone: EngineDriver) -> None:
-    """Two ranks give the tokens of one. Rank 0 alone has the link; if another rank is killed, the engine is lost and no process is left."""
+    """Two ranks give the same tokens as one. Only rank 0 has the link. If another rank is killed, the engine is lost and no process is left."""
     driver = await engines.start(has_kv_transfer=False, tensor_parallel_size=2)
     generations = [engines.greedy(tokens) for tokens in (20, 130)]
     for generation in generations:
@@ -444,8 +449,8 @@ async def test_tensor_parallel_ranks(engines: Engines, alone: EngineDriver) -> N
             await asyncio.sleep(0.02)
 
 
-async def test_ranks_on_a_cpu_leave_nccl_alone(engines: Engines, tmp_path: Path) -> None:
-    """A CUDA build of torch brings NCCL, which would fail on tensors of a CPU. Without it ranks use gloo."""
+async def test_ranks_on_a_cpu_do_not_use_nccl(engines: Engines, tmp_path: Path) -> None:
+    """A CUDA build of torch includes NCCL, which would fail on CPU tensors. Without it ranks use gloo."""
     log = tmp_path / "nccl.txt"
     assert await engines.run("tests.integration.sglang_nccl", log) == 1
     text = log.read_text()
@@ -453,7 +458,7 @@ async def test_ranks_on_a_cpu_leave_nccl_alone(engines: Engines, tmp_path: Path)
 
 
 async def test_killed_prefill_engine(engines: Engines) -> None:
-    """When the engine that computes the prompt dies, a decode leg ends by itself within seconds, and its blocks are free."""
+    """When the engine that computes the prompt dies, a decode leg ends by itself within seconds, and its blocks are freed."""
     limits = {"pull_timeout_s": 2.0, "lease_s": 3.0}
     prefill, decode = await asyncio.gather(
         engines.start(role="prefill", **limits), engines.start(role="decode", **limits)
@@ -469,8 +474,8 @@ async def test_killed_prefill_engine(engines: Engines) -> None:
 
 @pytest.mark.proves("role_change", engine="sglang")
 async def test_engines_exchange_their_roles(engines: Engines, alone: EngineDriver) -> None:
-    """A pair changes roles twice, so that each role is made anew once and taken up again once. Tokens stay those of one engine, KV is
-    transferred each time, and no block is lost."""
+    """A pair changes roles twice, so that each engine creates its second role once and returns to its first once. Tokens equal those of one
+    engine, KV is transferred each time, and no block is lost."""
     pair = [await engines.start(role=role, can_switch_role=True) for role in ("prefill", "decode")]
     for _ in range(2):
         for prefill, decode in (pair, pair[::-1]):
@@ -491,7 +496,8 @@ async def test_engines_exchange_their_roles(engines: Engines, alone: EngineDrive
 
 @pytest.mark.proves("multi_node", engine="sglang")
 async def test_ranks_on_two_machines(engines: Engines, alone: EngineDriver, tmp_path: Path) -> None:
-    """A rank on each of two machines gives the tokens of one. The second machine serves its metrics only, and ends with the leader."""
+    """One rank on each of two machines gives the same tokens as one engine. The second machine serves only its metrics, and ends with the
+    leader."""
     port, metrics_port = adjacent_free_ports(), free_ports(1)[0]
     nodes = {"nodes": 2, "nodes_address": f"127.0.0.1:{port}"}
     log = tmp_path / "follower.txt"

@@ -52,7 +52,7 @@ def server() -> Iterator[Cluster]:
 
 @pytest.fixture
 def shared(server: Cluster, tmp_path: Path) -> StoresSettings:
-    """An empty database."""
+    """Settings for an empty database."""
     (tmp_path / "password").write_text(PASSWORD)
     return StoresSettings(url=server.new_database(), password_file=str(tmp_path / "password"), timeout_s=5.0)
 
@@ -87,7 +87,8 @@ async def start_batch(client: openai.AsyncOpenAI, lines: int) -> Any:
 
 
 async def wait_for_lines(client: openai.AsyncOpenAI, batch_id: str, lines: int) -> Any:
-    """Waits until so many lines have a result. While the store is away, the frontend says so; nothing else may fail."""
+    """Waits until so many lines have a result. While the store is unreachable, the frontend may return `store_unavailable`, and no other
+    error."""
     async with asyncio.timeout(2 * PATIENCE_S):
         while True:
             try:
@@ -104,7 +105,7 @@ async def wait_for_lines(client: openai.AsyncOpenAI, batch_id: str, lines: int) 
 
 
 async def check_output(client: openai.AsyncOpenAI, batch: Any, lines: int) -> None:
-    """Every line once, in order, with its own answer."""
+    """Checks that the output has every line once, in order, with its own answer."""
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", lines, 0)
     output = [json.loads(line) for line in (await client.files.content(batch.output_file_id)).text.splitlines()]
     assert [each["custom_id"] for each in output] == [f"c{i}" for i in range(lines)]
@@ -115,7 +116,7 @@ async def check_output(client: openai.AsyncOpenAI, batch: Any, lines: int) -> No
 async def test_machines_share_files_batches_and_responses(
     model: ServedModel, tmp_path: Path, shared: StoresSettings, server: Cluster
 ) -> None:
-    """A client may send each call to another machine. No prompt stays in a directory, no password in the database or its log."""
+    """A client may send each call to another machine. No prompt stays in a directory, and no password in the server's log."""
     async with (
         machine(model, tmp_path, "a", shared) as (_, first),
         machine(model, tmp_path, "b", shared) as (_, second),
@@ -141,9 +142,9 @@ async def test_machines_share_files_batches_and_responses(
 async def test_a_frontend_that_is_lost_loses_no_batch(
     model_directory: Path, model: ServedModel, tmp_path: Path, shared: StoresSettings, number: signal.Signals
 ) -> None:
-    """Another machine takes over after the lease: every line once, in order. Lines with a result do not run again.
+    """Another machine takes over after the lease: every line is in the output once, in order. Lines with a result do not run again.
 
-    A frontend that only stood still, and goes on after the end of the batch, changes nothing of it.
+    A frontend that was only suspended, and continues after the end of the batch, changes nothing of it.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.batch_process", str(model_directory), str(tmp_path / "doomed"), "0.03",
@@ -174,7 +175,7 @@ async def test_a_frontend_that_is_lost_loses_no_batch(
 
 
 async def wait_idle(running: RunningApps, url: str) -> None:
-    """Waits until a frontend works on no batch."""
+    """Waits until a frontend runs no batch."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             async with running.session.get(f"{url}/metrics") as response:
@@ -183,10 +184,11 @@ async def wait_idle(running: RunningApps, url: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_killed_database_loses_and_doubles_nothing(
+async def test_a_killed_database_loses_and_duplicates_nothing(
     model: ServedModel, tmp_path: Path, shared: StoresSettings, server: Cluster
 ) -> None:
-    """kill -9 in the middle of a batch of two frontends. Meanwhile chats are answered; what needs the store is 503 with Retry-After."""
+    """The database is killed in the middle of a batch of two frontends. Meanwhile chats are answered, and requests that need the store get a
+    503 with Retry-After."""
     quick = replace(shared, timeout_s=1.0)
     async with (
         machine(model, tmp_path, "a", quick, 0.02) as (one, client),
@@ -211,7 +213,7 @@ async def test_a_killed_database_loses_and_doubles_nothing(
 async def test_a_restart_within_the_time_out_fails_no_call(
     model: ServedModel, tmp_path: Path, shared: StoresSettings, server: Cluster
 ) -> None:
-    """Connections that died while idle are replaced, and the call runs again."""
+    """Idle connections that broke are replaced, and the call is retried."""
     async with machine(model, tmp_path, "a", shared) as (_running, client):
         response = await client.responses.create(model="tiny", input="number 1")
         await asyncio.to_thread(server.stop)
@@ -219,10 +221,10 @@ async def test_a_restart_within_the_time_out_fails_no_call(
         assert (await client.responses.retrieve(response.id)).output_text == "answer 1"
 
 
-async def test_a_database_that_hangs_ends_no_request_late(
+async def test_calls_to_a_hanging_database_time_out(
     model: ServedModel, tmp_path: Path, shared: StoresSettings, server: Cluster
 ) -> None:
-    """SIGSTOP: the kernel still takes connections and data. Calls end after their time-out, and all is well afterwards."""
+    """After SIGSTOP the kernel still accepts connections and data. Calls end after their timeout, and work again after SIGCONT."""
     quick = StoresSettings(url=shared.url, password_file=shared.password_file, timeout_s=0.5)
     async with machine(model, tmp_path, "a", quick) as (running, client):
         async with asyncio.timeout(PATIENCE_S):
@@ -246,7 +248,7 @@ async def test_a_database_that_hangs_ends_no_request_late(
 async def test_a_server_without_free_connections_is_503(
     model: ServedModel, tmp_path: Path, shared: StoresSettings, server: Cluster
 ) -> None:
-    """Other programs hold all connections; when they let go, the frontend goes on."""
+    """Other programs hold all connections. When they close them, the frontend's calls work again."""
     quick = StoresSettings(url=shared.url, password_file=shared.password_file, timeout_s=0.5)
     others = []
     try:
@@ -267,16 +269,16 @@ async def test_a_server_without_free_connections_is_503(
             each.close()
 
 
-async def test_a_full_disk_is_503_and_leaves_no_half_file(
+async def test_a_full_disk_gives_503_and_leaves_no_partial_file(
     model: ServedModel, tmp_path: Path, shared: StoresSettings, server: Cluster
 ) -> None:
-    """The server cannot extend its tables. Uploads fail with a type, what is stored stays readable, and there is room again later."""
-    limit = 24 << 20  # Larger than a segment of the write-ahead log, which must go on.
+    """The server cannot extend its tables. Uploads fail with `store_unavailable`, and stored files stay readable."""
+    limit = 24 << 20  # Larger than a segment of the write-ahead log, which the server must still write.
     async with machine(model, tmp_path, "a", shared) as (_running, client):
         small = await client.files.create(file=("small", os.urandom(1000)), purpose="batch")
         await asyncio.to_thread(server.stop)
         await server.start_again(file_bytes_max=limit)
-        with pytest.raises(openai.InternalServerError) as failure:  # noqa: PT012 (the first that has no room)
+        with pytest.raises(openai.InternalServerError) as failure:  # noqa: PT012 (the first upload without room)
             for _ in range(6):
                 await client.files.create(file=("large", os.urandom(8 << 20)), purpose="batch")
         assert (failure.value.status_code, failure.value.code) == (503, "store_unavailable")
@@ -291,7 +293,7 @@ async def test_a_full_disk_is_503_and_leaves_no_half_file(
 
 
 async def test_frontends_that_start_at_once_migrate_once(shared: StoresSettings, server: Cluster) -> None:
-    """On an empty database, also one that was away when they started."""
+    """Several frontends start on an empty database, which is unreachable at first. The migration runs once."""
     await asyncio.to_thread(server.stop)
     databases = [PostgresDatabase(shared, MIGRATIONS, SystemClock()) for _ in range(6)]
     opening = [asyncio.create_task(database.open()) for database in databases]
@@ -312,7 +314,7 @@ async def count_files(connection: DatabaseConnection) -> int:
 
 
 async def test_tables_of_a_later_version_are_refused(shared: StoresSettings, server: Cluster) -> None:
-    """An old frontend does not start on them."""
+    """An old frontend does not start on tables of a later version."""
     await asyncio.to_thread(server.run, "CREATE TABLE kvmesh_schema (version BIGINT NOT NULL)", shared.url)
     await asyncio.to_thread(server.run, "INSERT INTO kvmesh_schema VALUES (99)", shared.url)
     database = PostgresDatabase(shared, MIGRATIONS, SystemClock())
@@ -323,7 +325,7 @@ async def test_tables_of_a_later_version_are_refused(shared: StoresSettings, ser
 
 
 async def test_machines_with_different_clocks_agree(shared: StoresSettings) -> None:
-    """A lease ends for all at one moment: the time is the database's."""
+    """Stores use the database's time, so that a lease ends at the same moment for all machines."""
 
     class Skewed(SystemClock):
         def __init__(self, skew_s: float) -> None:
@@ -342,8 +344,8 @@ async def test_machines_with_different_clocks_agree(shared: StoresSettings) -> N
     assert max(map(abs, times)) < 30.0
 
 
-async def test_a_deadlock_runs_again(shared: StoresSettings) -> None:
-    """PostgreSQL ends one of two transactions that wait for each other; its call succeeds all the same."""
+async def test_a_deadlocked_transaction_is_retried(shared: StoresSettings) -> None:
+    """PostgreSQL aborts one of two transactions that wait for each other. Its call succeeds nevertheless."""
     database = PostgresDatabase(shared, MIGRATIONS, SystemClock())
     await database.open()
     begun = [asyncio.Event(), asyncio.Event()]
@@ -371,14 +373,14 @@ async def test_a_deadlock_runs_again(shared: StoresSettings) -> None:
     ],
 )
 def test_urls_that_are_refused(url: str, word: str) -> None:
-    """Before anything connects; the message does not repeat the secret."""
+    """The settings reject the URL before any connection. The error does not repeat the secret."""
     with pytest.raises(ValueError, match=word) as failure:
         StoresSettings(url=url)
     assert "secret" not in str(failure.value)
 
 
 async def test_meshes_share_a_database_by_schemas(shared: StoresSettings, server: Cluster, tmp_path: Path) -> None:
-    """The URL's own options count: each mesh has its tables in its schema."""
+    """With options in the URL, each mesh has its tables in its own schema."""
     for name in ("one", "two"):
         await asyncio.to_thread(server.run, f"CREATE SCHEMA {name}", shared.url)
         url = f"{shared.url}?options=-csearch_path%3D{name}"
@@ -389,10 +391,10 @@ async def test_meshes_share_a_database_by_schemas(shared: StoresSettings, server
         assert await asyncio.to_thread(server.run, f"SELECT version FROM {name}.kvmesh_schema", shared.url) == [(1,)]
 
 
-async def test_a_password_that_is_wrong_is_in_the_log(
+async def test_a_wrong_password_is_logged(
     shared: StoresSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The frontend starts, calls are refused, and the log has PostgreSQL's reason. It never has the password."""
+    """The frontend starts, calls are refused, and the log has PostgreSQL's reason, but never the password."""
     (tmp_path / "password").write_text("not-the-right-one")
     database = PostgresDatabase(replace(shared, timeout_s=0.5), MIGRATIONS, SystemClock())
     await database.open()

@@ -1,4 +1,4 @@
-"""Several `kvmesh up` on one machine, and what their terminals show when something goes wrong. Real processes, simulated engines."""
+"""Several `kvmesh up` on one machine, and their terminal output on errors. Real processes, simulated engines."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ SMALL = ("--prefill", "0", "--no-planner")
 
 
 class Terminal:
-    """Runs `kvmesh` commands in a directory of its own, with a temporary directory of its own."""
+    """Runs `kvmesh` commands in their own directory, with their own temporary directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,13 +39,13 @@ class Terminal:
         return process
 
     async def run(self, *argv: str, typed: str = "") -> tuple[int | None, str]:
-        """Exit status and output. `typed` is the input."""
+        """Returns the exit status and the output. `typed` is the input."""
         process = await self.start(*argv)
         output, _ = await asyncio.wait_for(process.communicate(typed.encode()), PATIENCE_S)
         return process.returncode, output.decode()
 
     async def up(self, *argv: str) -> tuple[asyncio.subprocess.Process, list[str]]:
-        """A mesh that is ready, and the lines that it printed until then."""
+        """Starts a mesh. Returns it once it is ready, and the lines that it printed so far."""
         process = await self.start("up", "--port", "0", "--greeting", "", *argv_simulated(*argv))
         assert process.stdout is not None
         lines: list[str] = []
@@ -68,9 +68,8 @@ async def terminal(tmp_path: Path) -> AsyncIterator[Terminal]:
 
 
 async def test_meshes_have_names(terminal: Terminal) -> None:
-    """The second in one place gets a number and says so; the commands list them and take `--mesh`. Killed meshes leave no process, and
-    nothing in the temporary directory.
-    """
+    """The second mesh in one directory gets a number and reports it. Commands list the meshes and accept `--mesh`. Killed meshes leave no
+    process, and nothing in the temporary directory."""
     mesh, first = await terminal.up(*SMALL)
     name = terminal.folder.name
     assert any(f"mesh {name}: registry http://127.0.0.1:" in line for line in first)
@@ -96,7 +95,7 @@ async def test_meshes_have_names(terminal: Terminal) -> None:
     assert len(children) >= 4
     for process in (mesh, other):
         process.kill()
-        # The helper that cleans up holds the output.
+        # The process that cleans up keeps the output open.
         await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert not any(terminal.temporary.iterdir())
     async with asyncio.timeout(PATIENCE_S):
@@ -105,7 +104,7 @@ async def test_meshes_have_names(terminal: Terminal) -> None:
 
 
 async def check_join(terminal: Terminal, mesh: asyncio.subprocess.Process, name: str) -> None:
-    """By the mesh's name: only workers start, they serve in that mesh, and they leave it without ending it."""
+    """Joins the mesh by its name: only workers start, they serve in that mesh, and they leave it without ending it."""
     joined, lines = await terminal.up("--join", name, "--prefill", "0", "--decode", "2")
     assert not any("router" in line or "gateway" in line for line in lines)
 
@@ -134,8 +133,8 @@ async def check_join(terminal: Terminal, mesh: asyncio.subprocess.Process, name:
         (("--frontend-args=--http-port=70000"), "--http-port"),
     ],
 )
-async def test_a_process_that_cannot_start_is_one_sentence(terminal: Terminal, flags: str, words: str) -> None:
-    """The process, its end, the line that matters and the log's path; no traceback, no JSON."""
+async def test_a_process_that_cannot_start_is_reported_in_one_line(terminal: Terminal, flags: str, words: str) -> None:
+    """The line has the process, the cause and the log's path. There is no stack trace and no JSON."""
     status, output = await terminal.run("up", "--port", "0", "--engine", "simulated", flags)
     assert status == 1
     (line,) = [line for line in output.splitlines() if "the mesh cannot start" in line]
@@ -144,7 +143,7 @@ async def test_a_process_that_cannot_start_is_one_sentence(terminal: Terminal, f
 
 
 async def test_inputs_are_checked_before_anything_starts(terminal: Terminal) -> None:
-    """A port that another mesh has, with its process; a model that is nowhere."""
+    """Checks the port, and names the process that uses it, and the model's directory."""
     server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
@@ -156,15 +155,15 @@ async def test_inputs_are_checked_before_anything_starts(terminal: Terminal) -> 
     assert not any(terminal.temporary.iterdir())
 
 
-async def test_words_of_simulated_engines_are_said_to_be_made_up(terminal: Terminal) -> None:
-    """A newcomer must not take them for a broken model. Nothing is left behind."""
+async def test_the_greeting_of_a_simulated_engine_is_marked_as_random(terminal: Terminal) -> None:
+    """So that new users do not mistake it for a broken model. The mesh leaves no temporary files."""
     status, output = await terminal.run("up", "--port", "0", "--once", *argv_simulated("--greeting", "Hello!", *SMALL))
     assert status == 0 and "the simulated engine makes up these words; it computes no model" in output
     assert not any(terminal.temporary.iterdir())
 
 
 async def test_version(terminal: Terminal) -> None:
-    """Of kvmesh, Python and the engine."""
+    """Prints the versions of kvmesh and Python."""
     status, output = await terminal.run("--version")
     assert status == 0 and output.startswith("kvmesh ") and ", Python 3." in output
 
@@ -180,12 +179,12 @@ def closed_pipe() -> int:
     [(closed_pipe, False), (closed_pipe, True), (lambda: os.open("/dev/full", os.O_WRONLY), True)],
     ids=["pipe", "both", "full"],
 )
-async def test_output_that_nobody_takes_is_silent(
+async def test_unwritable_output_causes_no_error(
     terminal: Terminal, open_output: Callable[[], int], is_stderr_too: bool
 ) -> None:
-    """`kvmesh up | head`, `kvmesh up 2>&1 | head`, `kvmesh up >& FILE` on a full disk: the mesh starts, serves and stops in order.
+    """`kvmesh up | head`, `kvmesh up 2>&1 | head`, `kvmesh up >& FILE` on a full disk: the mesh starts, serves and stops normally.
 
-    No log has a traceback.
+    No log has a stack trace.
     """
     writing = open_output()
     words = ("up", "--port", "0", "--once", "--run-dir", "run", *argv_simulated(*SMALL))

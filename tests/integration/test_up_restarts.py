@@ -1,4 +1,4 @@
-"""`kvmesh up` restarts what dies, ends when nothing can serve, and leaves no process behind. Real processes."""
+"""`kvmesh up` restarts dead processes, ends when no worker can serve, and leaves no process behind. Real processes."""
 
 import asyncio
 import os
@@ -24,11 +24,11 @@ from tests.integration.mesh import (
 )
 
 PATIENCE_S = 120.0
-"""Restarts import a service anew, on a machine that may be busy."""
+"""A restart imports the service again, on a machine that may be busy."""
 
 
 async def passing(target: MeshTarget, service: str) -> dict[str, str]:
-    """Instances that take requests: id and epoch."""
+    """Returns id and epoch of the instances that take requests."""
     client = target.registry()
     try:
         view = await client.instances(service)
@@ -38,7 +38,7 @@ async def passing(target: MeshTarget, service: str) -> dict[str, str]:
 
 
 async def answers(mesh: RunningMesh) -> bool:
-    """Whether a chat is answered."""
+    """Returns whether a chat is answered."""
     try:
         await chat(mesh.url, "still there?", max_tokens=3)
     except (AssertionError, aiohttp.ClientError):
@@ -47,7 +47,7 @@ async def answers(mesh: RunningMesh) -> bool:
 
 
 async def restarted(mesh: RunningMesh, service: str, number: int = 0) -> int:
-    """Kills a child as the kernel would when memory is short; the id of the process that takes its place."""
+    """Kills a child as the kernel would when memory is short. Returns the pid of the process that replaces it."""
     before = mesh.pids(service)
     os.kill(before[number], signal.SIGKILL)
     name = f"{service}-{number}"
@@ -63,10 +63,10 @@ async def restarted(mesh: RunningMesh, service: str, number: int = 0) -> int:
     return new
 
 
-async def test_each_child_that_is_killed_starts_again(tmp_path: Path) -> None:
-    """Whichever it is; the mesh answers at the same address afterwards, and a worker comes back as a new epoch.
+async def test_each_killed_child_is_restarted(tmp_path: Path) -> None:
+    """After any child was killed, the mesh answers at the same address, and a restarted worker has a new epoch.
 
-    All are programs of their own. None outlives the mesh when that is killed, also not those that it started again.
+    All children are separate programs. When the mesh is killed, no child survives it, restarted ones included.
     """
     async with running_mesh(tmp_path, *argv_simulated("--no-fork", "--no-gateway")) as mesh:
         for service, registered in (("prefill", PREFILL), ("decode", DECODE), ("planner", PLANNER), ("router", ROUTER)):
@@ -85,7 +85,7 @@ async def test_each_child_that_is_killed_starts_again(tmp_path: Path) -> None:
         await check_nothing_outlives(mesh)
 
 
-async def test_a_worker_whose_engine_does_not_answer_a_cancel_starts_again(tmp_path: Path) -> None:
+async def test_a_worker_whose_engine_ignores_a_cancel_is_restarted(tmp_path: Path) -> None:
     """The engine's first step takes an hour. The worker notices that a cancelled request does not end, and exits with an error."""
     engine = "--engine-args=--simulated-profile-base-s 3600 --no-worker-warm-up --worker-cancel-timeout-s 1"
     async with running_mesh(tmp_path, *argv_simulated("--prefill", "0", "--greeting", "", engine)) as mesh:
@@ -106,10 +106,10 @@ async def test_a_worker_whose_engine_does_not_answer_a_cancel_starts_again(tmp_p
         assert '"event":"engine_wedged"' in (tmp_path / "decode-0.log").read_text()
 
 
-async def test_a_gateway_that_is_killed_answers_at_the_same_address(tmp_path: Path) -> None:
-    """It was a fork of `kvmesh up`, and comes back as a program; its ports were chosen by the first process.
+async def test_a_killed_gateway_is_restarted_at_the_same_address(tmp_path: Path) -> None:
+    """The gateway was a fork of `kvmesh up`, and restarts as a program with the ports of the first process.
 
-    Neither it nor a forked worker, also one that was started again, outlives the mesh when that is killed.
+    When the mesh is killed, neither it nor a forked worker survives, restarted ones included.
     """
     async with running_mesh(tmp_path, *argv_simulated("--prefill", "0")) as mesh:
         await restarted(mesh, "gateway")
@@ -119,7 +119,7 @@ async def test_a_gateway_that_is_killed_answers_at_the_same_address(tmp_path: Pa
 
 
 async def check_nothing_outlives(mesh: RunningMesh) -> None:
-    """Kills the mesh without a chance to stop its children."""
+    """Kills the mesh without a chance to stop its children, and checks that they end."""
     children = descendants(mesh.process.pid)
     assert len(children) >= 3
     mesh.process.kill()
@@ -127,7 +127,8 @@ async def check_nothing_outlives(mesh: RunningMesh) -> None:
 
 
 async def test_a_crash_loop_ends_the_mesh_unless_others_serve(tmp_path: Path) -> None:
-    """A decode worker of somebody else in the registry keeps the mesh up; when it leaves, the mesh ends and says why."""
+    """While a decode worker that the mesh did not start is in the registry, the mesh continues. When that worker leaves, the mesh ends with
+    the reason."""
     async with running_mesh(tmp_path, *argv_simulated("--prefill", "0", "--restarts-max", "0")) as mesh:
         other = await start_decode(mesh)
         try:
@@ -152,7 +153,7 @@ async def test_a_crash_loop_ends_the_mesh_unless_others_serve(tmp_path: Path) ->
 
 
 async def start_decode(mesh: RunningMesh) -> asyncio.subprocess.Process:
-    """A decode worker that `kvmesh up` knows nothing of."""
+    """Starts a decode worker that `kvmesh up` does not know."""
     argv = ("--engine", "simulated", "--model", str(ROOT / "models" / "demo"), "--simulated-kv-transport", "none")
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.decode", *argv, *mesh.service_flags),
@@ -163,7 +164,7 @@ async def start_decode(mesh: RunningMesh) -> asyncio.subprocess.Process:
 
 
 async def test_ctrl_c_while_a_restart_is_due(tmp_path: Path) -> None:
-    """The mesh ends as it does otherwise: nothing is started any more, nothing is left."""
+    """The mesh ends normally, and starts no further process."""
     async with running_mesh(tmp_path, *argv_simulated("--prefill", "0")) as mesh:
         for restarts in range(3):
             pids = mesh.pids("decode")
@@ -186,7 +187,7 @@ async def test_ctrl_c_while_a_restart_is_due(tmp_path: Path) -> None:
 
 
 async def test_a_worker_that_cannot_start_ends_the_mesh_at_once(tmp_path: Path) -> None:
-    """With the cause, and without a restart: the next attempt would fail in the same way."""
+    """The mesh reports the cause and does not restart the worker, because the next attempt would fail in the same way."""
     with pytest.raises(AssertionError) as caught:
         async with running_mesh(tmp_path, *argv_simulated("--prefill-args=--simulated-kv-transport nonsense")):
             pass

@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest
 module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
 Make = Callable[..., Awaitable[Drive]]
 CANCEL_S = PATIENCE_S
-"""Some 20 ms where processors are free. Leases and pulls, which would end the wait as well, take longer than this."""
+"""A cancel takes about 20 ms on an idle machine. Leases and pulls, whose end would end the wait too, take longer than this."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ FIRST_PULL_S = 25.0
 async def pair(
     server: ForkServer, settings: Callable[..., VllmSettings], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Drive, Drive]]:
-    """A prefill and a decode engine that tests without side effects share."""
+    """A prefill and a decode engine for all tests without side effects."""
     folder = tmp_path_factory.mktemp("pair")
     made = [settings(role, pull_timeout_s=FIRST_PULL_S) for role in ("prefill", "decode")]
     drives = [Drive(RemoteEngine(server, each, folder)) for each in made]
@@ -90,7 +90,7 @@ async def pair(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def make(server: ForkServer, settings: Callable[..., VllmSettings], tmp_path: Path) -> AsyncIterator[Make]:
-    """Starts further engines for one test."""
+    """Returns a function that starts further engines for one test."""
     drives: list[Drive] = []
 
     async def start(role: str, *, environ: Mapping[str, str] | None = None, **more: Any) -> Drive:
@@ -126,7 +126,7 @@ async def test_handoff_gives_the_local_answer_and_computes_no_block_twice(
     assert got.finish is not None
     assert got.finish.reason is FinishReason.LENGTH
     assert not got.finish.was_recomputed
-    # vLLM computes a prompt's last token again to sample after it, and does not count a transfer that was all of this one.
+    # vLLM computes a prompt's last token again to sample after it, and does not count a transfer of only that token.
     transferred = length if length > 1 else 0
     assert got.finish.usage.transferred_tokens == transferred
     assert got.finish.usage.output_tokens == 12
@@ -164,8 +164,8 @@ async def test_a_cached_prefix_is_not_pulled_again(pair: tuple[Drive, Drive]) ->
     await prefill.idle()
 
 
-async def test_events_name_the_cached_blocks_pulled_ones_too(pair: tuple[Drive, Drive]) -> None:
-    """Both engines publish a prompt's full blocks under the mesh's hashes, and a cache reset at once."""
+async def test_events_contain_cached_and_pulled_blocks(pair: tuple[Drive, Drive]) -> None:
+    """Both engines publish a prompt's full blocks under the mesh's hashes, and a cache reset immediately."""
     prefill, decode = pair
     generation = greedy(200, seed=11, tokens=1, cache_salt="tenant")
     names = set(block_hashes(generation.token_ids, 32, seed=seed_hash("", "tenant")))
@@ -182,7 +182,7 @@ async def test_events_name_the_cached_blocks_pulled_ones_too(pair: tuple[Drive, 
 
 
 async def test_events_follow_eviction(make: Make) -> None:
-    """With a small cache that evicts, events still match the cache: a published prefix is a hit."""
+    """With a small cache that evicts, events still match the cache: a published prefix is a cache hit."""
     engine = await make("decode", context_tokens_max=512, kv_cache_bytes=640 << 10)
     blocks = engine.engine.describe().kv_blocks_total
     for seed in range(12):
@@ -193,24 +193,24 @@ async def test_events_follow_eviction(make: Make) -> None:
     assert len(engine.events) > 12
     for seed in (10, 11):
         generation = greedy(300, seed=200 + seed, tokens=2)
-        told = 0
+        published = 0
         for name in block_hashes(generation.token_ids, 32):
             if name not in engine.cached():
                 break
-            told += 32
+            published += 32
         got = await engine.decode(generation)
         assert got.finish is not None
-        assert got.finish.usage.cached_tokens == told
-    assert told > 0
+        assert got.finish.usage.cached_tokens == published
+    assert published > 0
 
 
 async def test_unequal_block_sizes_are_refused(pair: tuple[Drive, Drive], make: Make) -> None:
-    """vLLM itself gives wrong tokens here; kvmesh's compatibility hash differs, and the handle is rejected."""
+    """vLLM alone gives wrong tokens here. With kvmesh the compatibility hash differs, and the handle is rejected."""
     prefill, _ = pair
     decode = await make("decode", block_size_tokens=64)
     handle = await prefill.prefill(greedy(100))
     assert handle.compatibility_hash != decode.engine.describe().kv_compatibility_hash
-    # A prompt of 100 tokens has other numbers of blocks on both sides; for one of 20 only the hash tells them apart.
+    # A prompt of 100 tokens has different numbers of blocks on both sides. For one of 20 only the hash differs.
     short = await prefill.prefill(greedy(20))
     for its, generation in ((handle, greedy(100)), (short, greedy(20))):
         with pytest.raises(KvLostError) as caught:
@@ -220,7 +220,7 @@ async def test_unequal_block_sizes_are_refused(pair: tuple[Drive, Drive], make: 
 
 
 async def test_a_handle_of_another_prompt_is_refused(pair: tuple[Drive, Drive]) -> None:
-    """Same length, other tokens, salt or damage: the KV would be wrong, so it is not read."""
+    """With other tokens, another salt or a damaged payload the KV would be wrong, so it is not read, even if the length is equal."""
     prefill, decode = pair
     handle = await prefill.prefill(greedy(100, seed=1))
     for generation, its in (
@@ -273,7 +273,8 @@ async def test_a_pull_after_the_lease_has_ended_gives_no_wrong_token(make: Make,
 
 
 async def test_bytes_that_come_late_reach_no_other_request(make: Make, pair: tuple[Drive, Drive]) -> None:
-    """The prefill process is stopped, so the pull is abandoned. When it continues, it still sends the bytes."""
+    """The prefill process is stopped, so the pull is abandoned. When the process continues, it still sends the bytes, and other requests keep
+    their tokens."""
     more = {"kv_cache_bytes": 4 << 20, "environ": {"UCX_TLS": "tcp,self"}, "lease_s": 60.0, "pull_timeout_s": 1.0}
     prefill, decode = await asyncio.gather(make("prefill", **more), make("decode", **more))
     await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
@@ -287,7 +288,7 @@ async def test_bytes_that_come_late_reach_no_other_request(make: Make, pair: tup
         got = await decode.decode(generation, handle)
         assert got.finish is not None
         assert got.finish.was_recomputed
-        # Blocks of the given-up pull would be among those that these take.
+        # Blocks of the abandoned pull would be among those that these requests use.
         assert [(await decode.decode(other)).tokens for other in others] == alone
     finally:
         os.kill(prefill.remote.pid, signal.SIGCONT)
@@ -372,9 +373,9 @@ async def test_a_queued_handle_outlives_its_lease(make: Make, pair: tuple[Drive,
 
 
 async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive]) -> None:
-    """vLLM waits for ever. Here the leg computes its prompt after the deadline, others continue, and both sides free the blocks.
+    """vLLM alone would wait forever. Here the leg computes its prompt after the deadline, others continue, and both sides free the blocks.
 
-    First with engines that never connected, then with the same ones after a pull.
+    The engines have never connected in the first case, and have pulled before in the second.
     """
     times = {"lease_s": 60.0, "pull_timeout_s": 4.0}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
@@ -397,19 +398,19 @@ async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
                 assert time.monotonic() - began > 3.9
                 assert got.finish.usage.transferred_tokens == 0
             else:
-                # Engines that have met may read a stopped process's memory without its help, and then the KV is the right one.
+                # Connected engines may read a stopped process's memory without its help, and then the KV is the right one.
                 assert have_met
                 assert got.finish.usage.transferred_tokens > 0
         finally:
             os.kill(prefill.remote.pid, signal.SIGCONT)
-        # A transfer that has begun keeps its blocks until the process goes on.
+        # A transfer in progress keeps its blocks until the process continues.
         await decode.idle()
         await prefill.idle()
         assert (await decode.decode(generation)).tokens == alone
 
 
 async def test_a_pull_from_a_hung_process_can_be_cancelled(make: Make) -> None:
-    """The finish comes at once. The blocks are free once the peer can no longer write to them."""
+    """The finish comes immediately. The blocks are freed once the peer can no longer write to them."""
     prefill, decode = await asyncio.gather(make("prefill"), make("decode"))
     await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
     handle = await prefill.prefill(greedy(300, seed=15))
@@ -429,7 +430,7 @@ async def test_a_pull_from_a_hung_process_can_be_cancelled(make: Make) -> None:
 
 @pytest.mark.parametrize("have_met", [True, False])
 async def test_a_dead_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive], have_met: bool) -> None:
-    """Killed between prefill and pull: the leg computes its prompt within the deadline, even if the two never connected."""
+    """The process is killed between prefill and pull. The leg computes its prompt within the deadline, even if the two never connected."""
     times = {"lease_s": 10.0, "pull_timeout_s": 1.0}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
     generation = greedy(200, seed=17)
@@ -447,12 +448,12 @@ async def test_a_dead_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
 
 
 async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Drive, Drive]) -> None:
-    """After the pull, the source may die and its lease may end."""
+    """After the pull, the source may die and its lease may end. Later legs from the dead source are recomputed."""
     times = {"lease_s": 1.5, "pull_timeout_s": 0.7}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
     long, short = greedy(100, seed=33, tokens=1500), greedy(100, seed=34)
     expected = (await pair[1].decode(long)).tokens
-    # After the handshake a pull begins and ends within one step, so that nobody sees it under way.
+    # After the handshake a pull begins and ends within one step, so that it cannot be observed in progress.
     await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
     key = decode.submit(LegTask.GENERATE, long, handle=await prefill.prefill(long))
     await decode.got[key].first.wait()
@@ -468,7 +469,8 @@ async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Driv
 
 
 async def test_cancel_frees_both_sides(pair: tuple[Drive, Drive]) -> None:
-    """In every phase: decoding, submitted with a handle, prefilling."""
+    """A cancel frees the blocks during decoding, after the submission of a handle, and during prefill. Cancels of finished or unknown legs
+    are ignored."""
     prefill, decode = pair
     running = decode.submit(LegTask.GENERATE, greedy(100, tokens=1500))
     await decode.got[running].first.wait()
@@ -491,7 +493,7 @@ async def test_cancel_frees_both_sides(pair: tuple[Drive, Drive]) -> None:
 
 
 async def test_a_bad_adapter_leaves_the_engine_alive(make: Make, tmp_path: Path) -> None:
-    """A bad LoRA path ends vLLM. Here a bad adapter is rejected on load, an unknown one on use."""
+    """An invalid LoRA path would end vLLM. Here an invalid adapter is rejected when it is loaded, and an unknown one when it is used."""
     engine = await make("decode", enable_lora=True)
     with pytest.raises(NotFoundError):
         await engine.engine.load_adapter("absent", str(tmp_path / "absent"))
@@ -507,8 +509,8 @@ async def test_a_bad_adapter_leaves_the_engine_alive(make: Make, tmp_path: Path)
     assert (await engine.decode(greedy(10))).tokens
 
 
-async def test_an_engine_that_dies_says_so(make: Make) -> None:
-    """A step that raises ends the stream with LostError. Later submits are rejected, closing works."""
+async def test_a_dying_engine_raises(make: Make) -> None:
+    """A step that raises ends the stream with LostError. Later submissions are rejected, and closing works."""
     engine = await make("decode")
     engine.submit(LegTask.GENERATE, greedy(10, tokens=2000))
     await engine.remote.break_engine()
@@ -521,7 +523,7 @@ async def test_an_engine_that_dies_says_so(make: Make) -> None:
 
 
 async def test_roles_can_be_switched(make: Make) -> None:
-    """An engine started for both roles serves either; one started for a single role rejects the other."""
+    """An engine started for both roles works in either. One started for a single role rejects the other."""
     both, own = await asyncio.gather(make("decode"), make("decode", can_switch_role=False))
     await both.engine.set_role(Role.PREFILL)
     assert both.engine.describe().role is Role.PREFILL
@@ -533,7 +535,7 @@ async def test_roles_can_be_switched(make: Make) -> None:
         await own.engine.sleep(1)
 
 
-async def test_an_idle_engine_costs_no_core(pair: tuple[Drive, Drive]) -> None:
+async def test_an_idle_engine_uses_little_cpu(pair: tuple[Drive, Drive]) -> None:
     """By default NIXL's progress thread would use a whole core per engine."""
     before = [cpu_s(drive.remote.pid) for drive in pair]
     await asyncio.sleep(1.5)
@@ -547,7 +549,7 @@ def cpu_s(pid: int) -> float:
 
 
 async def test_a_continuation_repeats_nothing(pair: tuple[Drive, Drive]) -> None:
-    """With emitted tokens the engine continues the answer, greedy and with repetition penalty."""
+    """With emitted tokens the engine continues the answer, greedy and with a repetition penalty."""
     _, decode = pair
     for penalty in (None, 1.3):
         whole = greedy(50, seed=23, tokens=20)
@@ -558,7 +560,7 @@ async def test_a_continuation_repeats_nothing(pair: tuple[Drive, Drive]) -> None
 
 
 async def test_continuations_beside_other_requests(pair: tuple[Drive, Drive]) -> None:
-    """Rows of the batch move when requests join and end; each continuation keeps its own counts and random generator."""
+    """Rows of the batch move when requests join and end. Each continuation keeps its own counts and random generator."""
     _, decode = pair
     generations = [
         replace(
@@ -581,7 +583,7 @@ async def test_continuations_beside_other_requests(pair: tuple[Drive, Drive]) ->
 
 
 async def test_a_continuation_to_the_end_of_the_context(pair: tuple[Drive, Drive]) -> None:
-    """The limit is that of the whole answer, with one stated and with what the context leaves."""
+    """The limit applies to the whole answer, whether it is given or results from the context length."""
     _, decode = pair
     context = decode.engine.describe().model.context_tokens_max
     for limit in (20, None):
@@ -597,7 +599,7 @@ async def test_a_continuation_to_the_end_of_the_context(pair: tuple[Drive, Drive
 
 @pytest.mark.proves("seed", "logit_bias", engine="vllm")
 async def test_sampling_reaches_the_engine(pair: tuple[Drive, Drive]) -> None:
-    """Seed, stop tokens, bias, logprobs, minimum and priority have their effects."""
+    """Seed, stop tokens, bias, log-probabilities and minimum length have their effects."""
     _, decode = pair
     base = greedy(40, seed=25)
     seeded = replace(base, sampling=SamplingParams(temperature=1.0, seed=7, max_tokens=16, ignore_eos=True))
@@ -617,11 +619,13 @@ async def test_sampling_reaches_the_engine(pair: tuple[Drive, Drive]) -> None:
     )
     assert ended.finish is not None
     assert (len(ended.tokens), ended.finish.stop_token_id, ended.finish.reason) == (4, 1, FinishReason.STOP)
-    told = await decode.decode(replace(base, sampling=replace(base.sampling, logprobs=3)))
-    assert told.tokens == tokens
-    assert len(told.logprobs) == len(tokens)
-    assert all(each.alternatives[0] == (token, each.logprob) for each, token in zip(told.logprobs, tokens, strict=True))
-    assert all(len(each.alternatives) == 3 for each in told.logprobs)
+    published = await decode.decode(replace(base, sampling=replace(base.sampling, logprobs=3)))
+    assert published.tokens == tokens
+    assert len(published.logprobs) == len(tokens)
+    assert all(
+        each.alternatives[0] == (token, each.logprob) for each, token in zip(published.logprobs, tokens, strict=True)
+    )
+    assert all(len(each.alternatives) == 3 for each in published.logprobs)
 
 
 @pytest.mark.proves("priority", engine="vllm")
@@ -630,10 +634,10 @@ async def test_the_largest_priority_goes_first(make: Make) -> None:
     engine = await make("decode", running_requests_max=1)
     blocker = engine.submit(LegTask.GENERATE, greedy(10, tokens=2000))
     await engine.got[blocker].first.wait()
-    # Long, so that it has not ended as well by the time a busy machine has told this test of the other's end.
+    # It is long, so that it still runs on a busy machine when the test learns that the other one has ended.
     low = engine.submit(LegTask.GENERATE, greedy(10, seed=1, tokens=1500, priority=-5))
     high = engine.submit(LegTask.GENERATE, greedy(10, seed=2, tokens=30, priority=5))
-    # Both wait, however late this test was told of the first one's token.
+    # Both requests wait now, however late the test received the first one's token.
     await engine.until(lambda load: load.waiting_requests == 2)
     engine.engine.cancel_nowait(blocker)
     await engine.result(high)
@@ -655,15 +659,17 @@ async def test_the_largest_priority_goes_first(make: Make) -> None:
     ],
 )
 async def test_bad_input_names_its_field(pair: tuple[Drive, Drive], generation: Any, field: str) -> None:
-    """Rejected before vLLM's scheduler gets it; the engine continues."""
+    """Invalid input is rejected before vLLM's scheduler gets it, and the engine continues."""
     with pytest.raises(InvalidRequestError) as caught:
         pair[1].submit(LegTask.GENERATE, generation)
     assert caught.value.field == field
     assert len((await pair[1].decode(greedy(10))).tokens) == 12
 
 
-async def test_the_hash_tells_models_apart(pair: tuple[Drive, Drive], make: Make, tmp_path: Path) -> None:
-    """Equal engines have equal hashes; other weights of the same shape give another hash."""
+async def test_the_compatibility_hash_depends_on_the_weights(
+    pair: tuple[Drive, Drive], make: Make, tmp_path: Path
+) -> None:
+    """Engines with the same model have equal hashes. Other weights of the same shape give another hash."""
     own = {drive.engine.describe().kv_compatibility_hash for drive in pair}
     assert len(own) == 1
     other = await make("decode", model=str(make_model(tmp_path / "other", seed=1)))
@@ -677,8 +683,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_the_preload_leaves_a_process_that_may_fork(server: ForkServer, tmp_path: Path) -> None:
-    """One thread, and no gRPC, which each child imports itself."""
+async def test_the_preload_keeps_the_process_safe_to_fork(server: ForkServer, tmp_path: Path) -> None:
+    """The process has one thread and has not imported gRPC, which each child imports itself."""
     log = tmp_path / "preloaded.txt"
     async with asyncio.timeout(60):
         assert await server.wait(await server.spawn("tests.integration.vllm_preloaded", log=str(log))) == 0
@@ -699,7 +705,7 @@ async def test_ranks_die_with_an_engine_that_is_killed_while_it_starts(
             while len(ranks := ranks_of(remote, is_titled=stage == "starting")) < 2:
                 assert not starting.done(), starting
                 await asyncio.sleep(0.01)
-        # Only the kernel can end a process that is stopped.
+        # Only the kernel can end a stopped process.
         for rank in ranks:
             os.kill(rank, signal.SIGSTOP)
         os.kill(remote.pid, signal.SIGKILL)
@@ -726,7 +732,7 @@ def child_of(remote: RemoteEngine) -> ForkedChild:
 
 
 def ranks_of(remote: RemoteEngine, *, is_titled: bool) -> list[int]:
-    """Rank processes that vLLM has started. They set their title after the imports, before they start the device."""
+    """Returns the rank processes that vLLM has started. They set their title after the imports, before they start the device."""
     if remote.child is None:
         return []
     mark = "VLLM::Worker" if is_titled else "multiprocessing.spawn"
@@ -744,9 +750,9 @@ def command_of(pid: int) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 async def test_unequal_ranks_exchange_kv_and_die_with_their_engine(pair: tuple[Drive, Drive], make: Make) -> None:
-    """One rank to two, and two to one: the same tokens as one engine, and no prompt block is computed twice.
+    """Handoffs from one rank to two and from two to one give the same tokens as one engine, with KV that was transferred.
 
-    Tensor-parallel ranks are processes; none outlives the engine.
+    Tensor-parallel ranks are processes. They end when the engine is killed.
     """
     wide = await make("prefill", tensor_parallel_size=2, pull_timeout_s=FIRST_PULL_S)
     for role, prefill, decode in ((Role.PREFILL, wide, pair[1]), (Role.DECODE, pair[0], wide)):
@@ -776,7 +782,8 @@ async def test_unequal_ranks_exchange_kv_and_die_with_their_engine(pair: tuple[D
 @pytest.mark.slow
 @pytest.mark.proves("multi_node", engine="vllm")
 async def test_ranks_on_two_machines(pair: tuple[Drive, Drive], make: Make, model: Path, tmp_path: Path) -> None:
-    """A rank on each of two machines gives the tokens of one. The second machine serves its metrics only; without it the engine is lost."""
+    """One rank on each of two machines gives the same tokens as one engine. The second machine serves only its metrics. If it dies, the
+    engine is lost."""
     address, metrics_port = f"127.0.0.1:{adjacent_free_ports()}", free_ports(1)[0]
     flags = (
         *("--engine", "vllm", "--model", str(model), "--vllm-dtype", "float32"),
@@ -817,7 +824,7 @@ def children_of(pid: int) -> list[int]:
 async def test_structured_output_and_its_refusal(
     make: Make, pair: tuple[Drive, Drive], model: Path, tmp_path: Path
 ) -> None:
-    """With a tokenizer the engine enforces a choice, a regex and a schema; without one it rejects them."""
+    """With a tokenizer the engine enforces choices and expressions, also in continuations. Without one it rejects constraints."""
     with_tokenizer = add_tokenizer(make_model(tmp_path / "model", context=512))
     engine = await make("decode", model=str(with_tokenizer))
     base = greedy(20)
@@ -831,7 +838,7 @@ async def test_structured_output_and_its_refusal(
         assert re.fullmatch(pattern, text), text
         assert got.finish is not None
         assert got.finish.reason is FinishReason.STOP
-        # The grammar accepts what was emitted before it constrains the rest.
+        # The grammar reads the emitted tokens before it constrains the rest.
         for done in range(1, len(text)):
             rest = await engine.decode(replace(base, sampling=sampling, emitted_token_ids=got.tokens[:done]))
             assert got.tokens[:done] + rest.tokens == got.tokens, (text, done)
@@ -847,14 +854,15 @@ async def test_structured_output_and_its_refusal(
 
 
 def ranged(count: int, kind: str = "integer") -> Constraint:
-    """A schema whose compilation costs about 200 per field."""
+    """Returns a schema whose compilation costs about 200 per field."""
     fields = {f"f{i}": {"type": kind, "minimum": -(10**12) + i, "maximum": 10**15 + i} for i in range(count)}
     document = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, text=json.dumps(document))
 
 
 async def test_costly_constraints_delay_no_other_tokens(make: Make, tmp_path: Path) -> None:
-    """They are validated off the engine's loop: other legs go on, a refusal is the leg's finish, and a cancel ends the validation."""
+    """Constraints are validated outside the engine's loop, so that other legs continue. A refusal is the leg's finish, and a cancel ends the
+    validation."""
     folder = add_tokenizer(make_model(tmp_path / "model", context=2048))
     engine = await make("decode", model=str(folder), grammar_wait_s_max=TIMEOUT_S)
     base = greedy(20)
@@ -876,7 +884,7 @@ async def test_costly_constraints_delay_no_other_tokens(make: Make, tmp_path: Pa
     refusal = (await engine.result(refused)).finish
     assert refusal is not None and isinstance(refusal.error, InvalidRequestError)
     assert refusal.error.field == "generation.sampling.constraint"
-    # The second time it is known.
+    # The second time the result is cached.
     again = await engine.result(costly(ranged(60), 8))
     assert again.tokens == got.tokens
     with pytest.raises(InvalidRequestError):
@@ -887,7 +895,7 @@ async def test_costly_constraints_delay_no_other_tokens(make: Make, tmp_path: Pa
 
 @pytest.mark.proves("embeddings", engine="vllm")
 async def test_embeddings_of_a_pooling_model(make: Make, model: Path, tmp_path: Path) -> None:
-    """Unit vectors, equal for equal tokens. A pooling model generates nothing, and the reverse."""
+    """Embeddings are unit vectors, equal for equal tokens. A pooling model does not generate."""
     engine = await make("decode", runner="pooling", has_kv_transfer=False)
     features = engine.engine.describe().capabilities.features
     assert "embeddings" in features and "logprobs" not in features
@@ -904,7 +912,7 @@ async def test_embeddings_of_a_pooling_model(make: Make, model: Path, tmp_path: 
 
 
 async def test_prompt_logprobs(pair: tuple[Drive, Drive]) -> None:
-    """One per prompt token from the second on, also for a cached prompt and one of many steps."""
+    """Each prompt token from the second on has an entry, also for a cached prompt and for one that takes many steps."""
     decode = pair[1]
     for length in (33, 33, 700):
         generation = greedy(length, seed=4, tokens=2)
@@ -916,8 +924,8 @@ async def test_prompt_logprobs(pair: tuple[Drive, Drive]) -> None:
         pair[1].submit(LegTask.EMBED, generation)
 
 
-async def test_cancel_at_any_moment_strands_nothing(pair: tuple[Drive, Drive]) -> None:
-    """Cancels at random times before, during and after the pull: each leg finishes once, no block is left."""
+async def test_cancel_at_any_moment_leaves_nothing(pair: tuple[Drive, Drive]) -> None:
+    """Cancels at random times before, during and after the pull: each leg finishes once, and no block is left."""
     prefill, decode = pair
     random = Random(4)
     await reset(prefill, decode)
@@ -932,8 +940,8 @@ async def test_cancel_at_any_moment_strands_nothing(pair: tuple[Drive, Drive]) -
     await prefill.idle(CANCEL_S)
 
 
-async def test_closing_finishes_what_runs(make: Make) -> None:
-    """Running legs finish as cancelled, the streams end, the process exits."""
+async def test_closing_finishes_running_legs(make: Make) -> None:
+    """Running legs finish as cancelled, the streams end, and the process exits."""
     engine = await make("decode")
     keys = [engine.submit(LegTask.GENERATE, greedy(10, seed=seed, tokens=2000)) for seed in range(3)]
     await engine.got[keys[0]].first.wait()
@@ -956,8 +964,10 @@ async def test_closing_finishes_what_runs(make: Make) -> None:
         ({"side_channel_port": -1}, UnavailableError, "in use"),
     ],
 )
-async def test_a_start_that_fails_says_why(make: Make, more: dict[str, Any], error: type[Exception], word: str) -> None:
-    """No hang and no traceback: one sentence that names the setting."""
+async def test_a_failed_start_names_the_cause(
+    make: Make, more: dict[str, Any], error: type[Exception], word: str
+) -> None:
+    """The start does not hang, and its error names the setting or the value."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -968,9 +978,9 @@ async def test_a_start_that_fails_says_why(make: Make, more: dict[str, Any], err
 
 
 @pytest.mark.proves("lora", engine="vllm")
-async def test_an_adapter_changes_the_answer_and_is_handed_over(make: Make, tmp_path: Path) -> None:
-    """A LoRA adapter on both sides: the handoff gives its own local answer, which is not the base model's; KV events keep
-    the adapter's blocks apart; unloaded, it is unknown."""
+async def test_an_adapter_changes_the_answer_and_its_kv_is_handed_off(make: Make, tmp_path: Path) -> None:
+    """With a LoRA adapter on both engines, a handoff gives the adapter's own answer, which differs from the base model's. KV events have
+    separate hashes for the adapter. After it is unloaded, it is unknown."""
     source = str(make_adapter(tmp_path / "adapter"))
     prefill, decode = await asyncio.gather(make("prefill", enable_lora=True), make("decode", enable_lora=True))
     for drive in (prefill, decode):

@@ -1,5 +1,4 @@
-"""Ordinary requests that ended vLLM's CPU engine: helpers compiled on demand, seeds of prompts computed in several steps,
-and any others."""
+"""Ordinary requests that ended vLLM's CPU engine: helpers compiled on demand, seeds of prompts computed in several steps, and others."""
 
 import asyncio
 import os
@@ -48,17 +47,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where compilers of every kind would leave their work."""
+def compiler_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which compilers of every kind would leave files."""
     return tmp_path_factory.mktemp("workshop")
 
 
 @module_fixture
-async def server(workshop: Path) -> AsyncIterator[ForkServer]:
+async def server(compiler_folder: Path) -> AsyncIterator[ForkServer]:
     """Engines without a compiler on PATH."""
     require_part("vllm")
     require_part("nixl")
-    server = await ForkServer.start(VLLM.preload, env=environment_without_compilers(workshop))
+    server = await ForkServer.start(VLLM.preload, env=environment_without_compilers(compiler_folder))
     yield server
     await server.aclose()
 
@@ -80,8 +79,8 @@ def sampled(**more: Any) -> SamplingParams:
     return replace(SAMPLED, **more)
 
 
-async def test_no_request_compiles(make: Make, workshop: Path, tmp_path: Path) -> None:
-    """Without a compiler on PATH every kind of request is answered, and nothing is compiled for any."""
+async def test_no_request_compiles(make: Make, compiler_folder: Path, tmp_path: Path) -> None:
+    """Without a compiler on PATH every kind of request is answered, and nothing is compiled."""
     engine = await make("decode", enable_lora=True, step_tokens_max=128, json_whitespace=False)
     await engine.engine.load_adapter("a", str(make_adapter(tmp_path / "a")))
     kinds = [
@@ -101,12 +100,12 @@ async def test_no_request_compiles(make: Make, workshop: Path, tmp_path: Path) -
     vector = await pooling.result(pooling.submit(LegTask.EMBED, greedy(100)))
     assert vector.finish is not None
     assert vector.finish.embedding
-    assert compiled_files(workshop) == []
+    assert compiled_files(compiler_folder) == []
 
 
 async def test_a_seeded_answer_does_not_depend_on_chunks(make: Make) -> None:
-    """A seeded request whose prompt takes many steps is answered as one whose prompt takes one, alone and in a crowd, with
-    prompt log-probabilities, penalties and a constraint; vLLM's own engine dies of it."""
+    """A seeded request whose prompt takes many steps gets the same answer as one whose prompt takes one step, alone and among others, with
+    prompt log-probabilities, penalties and a constraint. vLLM's own engine dies of it."""
     whole, chunked = await make("decode", step_tokens_max=2048), await make("decode", step_tokens_max=64)
     kinds = [
         sampled(),
@@ -117,15 +116,15 @@ async def test_a_seeded_answer_does_not_depend_on_chunks(make: Make) -> None:
     generations = [greedy(500, seed=seed, sampling=kinds[seed % len(kinds)]) for seed in range(16)]
     generations = [replace(each, sampling=replace(each.sampling, seed=seed)) for seed, each in enumerate(generations)]
     expected = [tokens_of(await whole.decode(generation)) for generation in generations]
-    assert len({tuple(tokens) for tokens in expected}) > 8, "seeds matter"
+    assert len({tuple(tokens) for tokens in expected}) > 8, "different seeds must give different answers"
     assert tokens_of(await chunked.decode(generations[0])) == expected[0]
-    # Others decode meanwhile: their generators advance with every step.
+    # Others decode meanwhile, and their generators advance with every step.
     assert list(map(tokens_of, await asyncio.gather(*map(chunked.decode, generations)))) == expected
 
 
 async def test_seeded_requests_of_a_dead_prefill_worker_are_recomputed(make: Make) -> None:
-    """The prefill process dies with the KV of seeded prompts. The decode engine computes them in chunks, among others that
-    decode, gives the same tokens as an engine that takes each prompt in one step, and goes on."""
+    """The prefill process dies with the KV of seeded prompts. The decode engine computes them in chunks while it decodes others, gives the
+    same tokens as an engine that computes each prompt in one step, and continues to work."""
     prefill, decode, whole = await asyncio.gather(
         make("prefill"), make("decode", step_tokens_max=64, pull_timeout_s=2.0), make("decode", step_tokens_max=2048)
     )
@@ -140,25 +139,25 @@ async def test_seeded_requests_of_a_dead_prefill_worker_are_recomputed(make: Mak
     assert tokens_of(await decode.decode(generations[0])) == expected[0]
 
 
-async def test_adapters_in_every_slot_leave_the_base_model_alone(make: Make, tmp_path: Path) -> None:
-    """Once adapters fill all of vLLM's slots, requests without one are still answered by the base model, alone and in a crowd,
-    and each adapter's requests by that adapter; vLLM's CPU engine mixes the last slot's adapter in."""
+async def test_adapters_in_every_slot_do_not_affect_the_base_model(make: Make, tmp_path: Path) -> None:
+    """When adapters fill all of vLLM's slots, requests without an adapter still use the base model, alone and among others, and each
+    adapter's requests use that adapter. vLLM's CPU engine would apply the last slot's adapter to them."""
     engine = await make("decode", enable_lora=True, adapters_running_max=2)
     base = greedy(40, seed=1)
     expected = {"": tokens_of(await engine.decode(base))}
     for index, name in enumerate("ab"):
         await engine.engine.load_adapter(name, str(make_adapter(tmp_path / name, seed=index)))
         expected[name] = tokens_of(await engine.decode(replace(base, adapter=name)))
-    assert len(set(map(tuple, expected.values()))) == 3, "adapters change answers"
+    assert len(set(map(tuple, expected.values()))) == 3, "each adapter must change the answer"
     assert tokens_of(await engine.decode(base)) == expected[""]
     names = ["", "a", "b", ""] * 3
-    crowd = await asyncio.gather(*(engine.decode(replace(base, adapter=name)) for name in names))
-    assert [tokens_of(got) for got in crowd] == [expected[name] for name in names]
+    together = await asyncio.gather(*(engine.decode(replace(base, adapter=name)) for name in names))
+    assert [tokens_of(got) for got in together] == [expected[name] for name in names]
 
 
 async def test_prompts_are_scored_as_their_tokens_were_generated(make: Make, tmp_path: Path) -> None:
-    """Prompt log-probabilities of an answer are those that its tokens had, with and without adapters, in chunks and in a crowd;
-    vLLM's CPU engine ends where adapters are enabled."""
+    """When an answer is scored as a prompt, its log-probabilities are those of its generation, with and without adapters, in chunks and among
+    others. vLLM's CPU engine dies if adapters are enabled."""
     engine = await make("decode", enable_lora=True, adapters_running_max=2, step_tokens_max=64)
     names = ["", "a", "b"]
     for index, name in enumerate(names[1:]):
@@ -177,7 +176,7 @@ async def test_prompts_are_scored_as_their_tokens_were_generated(make: Make, tmp
 
 
 async def test_a_time_budget_splits_prompts(make: Make) -> None:
-    """With a time that no step can keep to, prompts are computed in parts, and every answer is that of one part."""
+    """With a time budget that no step can meet, prompts are computed in parts. Every answer equals that of a prompt computed at once."""
     whole, parts = await make("decode", step_budget_s=0.0), await make("decode", step_budget_s=1e-5)
     generations = [
         greedy(400, seed=1),
@@ -189,7 +188,7 @@ async def test_a_time_budget_splits_prompts(make: Make) -> None:
         expected, got = await whole.decode(generation), await parts.decode(generation)
         steps = [engine.engine.load().step - start for engine, start in zip((whole, parts), before, strict=True)]
         assert tokens_of(got) == tokens_of(expected)
-        # The first part has 64 tokens, and none has more than twice those of the one before.
+        # The first part has 64 tokens, and each later one at most twice as many as the one before.
         assert number or steps[1] - steps[0] >= 2
         assert [each.logprob for each in got.prompt_logprobs] == pytest.approx(
             [each.logprob for each in expected.prompt_logprobs], abs=1e-3
@@ -216,9 +215,9 @@ async def test_a_cancel_is_answered_before_the_next_step(make: Make) -> None:
         engine.engine.cancel_nowait(key)
 
 
-async def test_adapters_of_one_name_are_told_apart_by_content(make: Make, tmp_path: Path) -> None:
-    """KV of an adapter is not read by an engine whose adapter of that name has other weights, nor found in the cache by the
-    next adapter of that name and path; with equal weights, from wherever, it is handed over."""
+async def test_adapters_of_one_name_are_distinguished_by_content(make: Make, tmp_path: Path) -> None:
+    """An engine does not read KV of an adapter if its own adapter of that name has other weights. The next adapter with the same name and
+    path does not find the old one's blocks in the cache. With equal weights from any path, KV is handed off."""
     prefill, decode = await asyncio.gather(make("prefill", enable_lora=True), make("decode", enable_lora=True))
     source = make_adapter(tmp_path / "old", seed=1)
     await prefill.engine.load_adapter("a", str(make_adapter(tmp_path / "new", seed=2)))
@@ -257,11 +256,11 @@ async def fuzzed(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -
     ("has_prefill", "requests"), [(False, SINGLES), (True, SINGLES + PAIRS)], ids=["single", "split"]
 )
 async def test_no_request_ends_an_engine(fuzzed: list[Drive], has_prefill: bool, requests: int) -> None:
-    """A bounded run of `tests.integration.vllm_fuzz`: every request is answered or refused by name, none ends an engine, and a reference
-    prompt has its tokens after each batch.
+    """A bounded run of `tests.integration.vllm_fuzz`: every request is answered or refused, none ends an engine, and a reference prompt gets its
+    tokens after each batch.
 
-    One engine gets each value of each sampling parameter. A pair gets values of each two parameters as well; a fourth of its requests go
-    to the decode engine without a handle.
+    One engine gets each value of each sampling parameter. A pair also gets values of each two parameters; a quarter of its requests go to the
+    decode engine without a handle.
     """
     prefill, decode = fuzzed
     fuzz = Fuzz(prefill if has_prefill else None, decode, FUZZ_SEED)
@@ -269,7 +268,7 @@ async def test_no_request_ends_an_engine(fuzzed: list[Drive], has_prefill: bool,
     while found.requests < requests and not found.broken:
         found = await fuzz.run(1)
     assert not found.broken, f"after {found.requests} requests of seed {FUZZ_SEED}: {found.broken}"
-    assert found.outcomes["length"] > found.requests / 3, "most requests are good ones"
+    assert found.outcomes["length"] > found.requests / 3, "too few requests were answered"
 
 
 def tokens_of(got: Got) -> list[int]:

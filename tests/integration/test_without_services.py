@@ -1,4 +1,4 @@
-"""A mesh of real processes whose planner stands still, or dies, or whose only router hangs: no client sees it."""
+"""A mesh of real processes whose planner is stopped or killed, or whose only router hangs: clients do not notice."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
-    """The planner acts here, so it watches the mesh."""
+    """A mesh whose planner acts, so it watches the mesh."""
     argv = argv_simulated("--no-gateway", "--prefill", "2", "--decode", "2", "--plan", "--restarts-max", "0")
     async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv) as running:
         yield running
@@ -26,7 +26,7 @@ async def answer(mesh: RunningMesh) -> object:
 
 
 async def test_requests_are_answered_while_the_router_hangs(mesh: RunningMesh) -> None:
-    """The frontend gives the router up and places requests itself, with the answers that the router's placements give."""
+    """The frontend stops using the router and places requests itself. The answers are the same."""
     expected = await answer(mesh)
     assert len(mesh.pids("frontend")) == 1 and not mesh.pids("gateway")
     (router,) = mesh.pids("router")
@@ -41,8 +41,8 @@ async def test_requests_are_answered_while_the_router_hangs(mesh: RunningMesh) -
     assert await answer(mesh) == expected
 
 
-async def test_requests_are_answered_while_the_planner_is_away(mesh: RunningMesh) -> None:
-    """The answers are those from before, and are not late."""
+async def test_requests_are_answered_without_the_planner(mesh: RunningMesh) -> None:
+    """The answers are the same while the planner is stopped and after it was killed."""
     expected = await answer(mesh)
     (planner,) = mesh.pids("planner")
     for number in (signal.SIGSTOP, signal.SIGKILL):

@@ -16,7 +16,7 @@ PROMPTS = [f"the prompt number {number}, which is neither long nor short " * 8 f
 
 
 async def command(mesh: RunningMesh, *words: str) -> tuple[int, str]:
-    """Runs a kvmesh command on the mesh: its status and all of its output."""
+    """Runs a kvmesh command on the mesh. Returns its status and its whole output."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.cli", *words),
         cwd=ROOT,
@@ -39,7 +39,7 @@ async def workers(mesh: RunningMesh, service: str) -> list[str]:
 
 
 async def answers(mesh: RunningMesh) -> list[object]:
-    """The greedy answers to all prompts, asked at once."""
+    """Returns the greedy answers to all prompts, sent at once."""
     asked = [chat(mesh.url, prompt, max_tokens=24, temperature=0) for prompt in PROMPTS]
     return [answer["choices"][0]["message"]["content"] for answer in await asyncio.gather(*asked)]  # type: ignore[index]
 
@@ -66,11 +66,11 @@ async def check_roles(mesh: RunningMesh) -> None:
 async def repeat(mesh: RunningMesh, expected: list[object]) -> None:
     while True:
         assert await answers(mesh) == expected
-        await asyncio.sleep(0.1)  # Workers that start need the processor.
+        await asyncio.sleep(0.1)  # Starting workers need the CPU.
 
 
 async def test_simulated_workers_change_roles_and_drain(tmp_path: Path) -> None:
-    """Both commands work under load; unknown workers and wrong words are named."""
+    """Both commands work under load. Errors name unknown workers and the known ones."""
     argv = argv_simulated("--prefill", "1", "--decode", "2", "--engine-args=--simulated-time-factor 1")
     async with running_mesh(tmp_path, *argv) as mesh:
         await check_roles(mesh)

@@ -1,4 +1,4 @@
-"""Drives an engine in tests: reads its steps and events in the background, collects what each key got."""
+"""Drives an engine in tests: reads its steps and events in the background, and collects the output of each key."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ TIMEOUT_S = 90.0
 
 @dataclass
 class Got:
-    """What came for one key."""
+    """The output of one key."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Got:
 
 
 class Drive:
-    """One engine with its readers running."""
+    """One engine and the tasks that read its steps and events."""
 
     def __init__(self, engine: Any) -> None:
         self.engine: Engine = engine
@@ -83,7 +83,7 @@ class Drive:
         return got.finish.handle
 
     async def until(self, holds: Callable[[LoadRecord], bool], timeout_s: float = TIMEOUT_S) -> LoadRecord:
-        """The first load for which it holds; looks every 5 ms."""
+        """Returns the first load record that satisfies the condition. Polls every 5 ms."""
         async with asyncio.timeout(timeout_s):
             while not holds(load := self.engine.load()):
                 await asyncio.sleep(0.005)
@@ -93,7 +93,7 @@ class Drive:
         return await self.until(lambda load: load.kv_blocks_used == 0, timeout_s)
 
     def cached(self) -> set[int]:
-        """The set of cached blocks that the events tell."""
+        """Returns the set of cached blocks according to the events."""
         blocks: set[int] = set()
         for event in self.events:
             if isinstance(event, KvCleared):
@@ -103,7 +103,7 @@ class Drive:
                 assert event.parent_hash is None or event.parent_hash in blocks, "stored before its parent"
                 blocks |= set(event.block_hashes)
             elif isinstance(event, KvRemoved):
-                assert set(event.block_hashes) <= blocks, "removed what was not there"
+                assert set(event.block_hashes) <= blocks, "removed a block that was not stored"
                 blocks -= set(event.block_hashes)
         return blocks
 
@@ -112,7 +112,7 @@ class Drive:
             async for output in self.engine.steps():
                 self.outputs.append(output)
                 for key, entries in output.prompt_logprobs.items():
-                    assert not self.got[key].tokens, "the prompt after the answer"
+                    assert not self.got[key].tokens, "log-probabilities of the prompt came after the answer"
                     self.got[key].prompt_logprobs += entries
                 at = 0
                 for entry, key in enumerate(output.keys):
@@ -135,11 +135,11 @@ class Drive:
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """Token ids without the special ones."""
+    """Returns token ids without special tokens."""
     return [(index * index * 7 + index * 13 + 31 * seed + 7) % 500 + 2 for index in range(length)]
 
 
 def greedy(length: int, *, seed: int = 0, tokens: int = 12, **more: Any) -> Generation:
-    """A greedy generation that does not stop early."""
+    """Returns a greedy generation that does not stop early."""
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     return replace(Generation(model="m", token_ids=prompt(length, seed), sampling=sampling), **more)

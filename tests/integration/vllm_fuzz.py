@@ -1,9 +1,9 @@
-"""Sampling parameters at random against real vLLM engines: no request may end an engine or change another one's answer.
+"""Random sampling parameters against real vLLM engines: no request may end an engine or change another one's answer.
 
-python -m tests.integration.vllm_fuzz --seconds 600 --seed 7      alone and split; prints each kind of refusal and what broke
+    python -m tests.integration.vllm_fuzz --seconds 600 --seed 7      one engine, then a pair; prints each kind of refusal and all failures
 
-Each round submits a batch of requests that vary one, two or many of the parameters that the API accepts, extremes included,
-then asks a reference prompt whose tokens are known. Everything follows from the seed.
+Each round submits a batch of requests that vary one, two or many of the parameters that the API accepts, including extreme values, and then a
+reference prompt whose tokens are known. The seed determines everything.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from tests.integration.vllm_process import RemoteEngine
 CONTEXT = 512
 BATCH = 24
 ANSWER_S = 90.0
-"""Longest wait for one batch. Not a measure of speed: a request that never ends is what it finds."""
+"""The longest wait for one batch. It is not a measure of speed, but detects requests that never end."""
 DEEP = 300
 
 
@@ -128,7 +128,7 @@ NAMES = (*VALUES, *SHAPES)
 
 @dataclass
 class Found:
-    """What a run saw."""
+    """The results of a run."""
 
     requests: int = 0
     batches: int = 0
@@ -140,7 +140,7 @@ class Found:
 
 
 def choices(random: Random) -> Iterator[dict[str, Any]]:
-    """Each value of each parameter, then values of each pair, then of many at once, without end."""
+    """Yields each value of each parameter, then values of each pair, then of many parameters at once, without end."""
     every = {**VALUES, **SHAPES}
     singles = [{name: value} for name, values in every.items() for value in values]
     random.shuffle(singles)
@@ -154,13 +154,13 @@ def choices(random: Random) -> Iterator[dict[str, Any]]:
 
 
 def all_pairs() -> int:
-    """How many pairs of values there are."""
+    """Returns the number of pairs of values."""
     every = {**VALUES, **SHAPES}
     return sum(len(every[a]) * len(every[b]) for a, b in combinations(NAMES, 2))
 
 
 def make_generation(choice: Mapping[str, Any], seed: int) -> Generation:
-    """A request with these values; the others are those of a short sampled answer."""
+    """Returns a request with these values. Other parameters are those of a short sampled answer."""
     sampling: dict[str, Any] = {"temperature": 1.0, "max_tokens": 4, "ignore_eos": True}
     sampling |= {name: value for name, value in choice.items() if name in VALUES}
     length = choice.get("length", 20)
@@ -179,7 +179,7 @@ def make_generation(choice: Mapping[str, Any], seed: int) -> Generation:
 
 
 class Fuzz:
-    """Requests against one engine, or against a pair by handles."""
+    """Sends requests to one engine, or to a pair by handles."""
 
     def __init__(self, prefill: Drive | None, decode: Drive, seed: int) -> None:
         self._prefill, self._decode = prefill, decode
@@ -190,7 +190,7 @@ class Fuzz:
         self._waiting: set[int] = set()
 
     async def run(self, batches: int) -> Found:
-        """So many batches, or fewer when something broke."""
+        """Runs so many batches, or fewer if an engine died."""
         if not self._expected:
             self._expected = (await self._decode.decode(self._reference)).tokens
         for _ in range(batches):
@@ -252,7 +252,7 @@ class Fuzz:
             self.found.submit_s, self.found.slowest = took_s, str(choice)[:200]
 
     async def _check(self, batch: Sequence[Mapping[str, Any]]) -> None:
-        """The engines still answer, and right."""
+        """Checks that the engines still answer, with the right tokens."""
         handle = await self._prefill.prefill(self._reference) if self._prefill is not None else None
         for got in (await self._decode.decode(self._reference), await self._decode.decode(self._reference, handle)):
             if got.tokens != self._expected:
@@ -260,7 +260,7 @@ class Fuzz:
 
 
 async def start(server: ForkServer, folder: Path, role: str, model: Path, **more: Any) -> Drive:
-    """An engine with adapters, a tokenizer and a small context."""
+    """Starts an engine with adapters, a tokenizer and a small context."""
     settings = VllmSettings(
         model=str(model), role=role, dtype="float32", kv_cache_bytes=16 << 20, context_tokens_max=CONTEXT, enable_lora=True,
         step_tokens_max=256, adapters_running_max=2, **more,
@@ -272,14 +272,14 @@ async def start(server: ForkServer, folder: Path, role: str, model: Path, **more
 
 
 def prepare(folder: Path) -> Path:
-    """A model and two adapters."""
+    """Writes a model and two adapters."""
     for index in range(2):
         make_adapter(folder / f"adapter-{index}", seed=index)
     return add_tokenizer(make_model(folder / "llama", context=CONTEXT))
 
 
 async def main(seconds: float, seed: int) -> int:
-    """Both kinds, half of the time each."""
+    """Runs one engine and then a pair, each for half of the time."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = prepare(folder)

@@ -1,4 +1,4 @@
-"""A random Llama in safetensors, small enough to be made in a fraction of a second and sharp enough to be greedy."""
+"""A random Llama in safetensors: small enough to be created in a fraction of a second, and with clear enough maxima for greedy sampling."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def config(context: int) -> dict[str, object]:
 
 
 def add_tokenizer(folder: Path) -> Path:
-    """One token per character: id is its code point plus 2."""
+    """Adds a tokenizer with one token per character. A token's id is the character's code point plus 2."""
     vocabulary = {"<unk>": 0, "</s>": 1} | {chr(code): code + 2 for code in range(VOCABULARY - 2)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
@@ -78,7 +78,7 @@ def add_tokenizer(folder: Path) -> Path:
 
 
 def make_adapter(folder: Path, *, rank: int = 8, seed: int = 5) -> Path:
-    """A random PEFT LoRA adapter on the query and value projections and the output layer, strong enough to change answers."""
+    """Writes a random PEFT LoRA adapter for the query and value projections and the output layer, strong enough to change answers."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     outputs = {"q_proj": HEADS * HEAD_SIZE, "v_proj": KV_HEADS * HEAD_SIZE}

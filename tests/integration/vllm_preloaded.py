@@ -1,4 +1,4 @@
-"""Runs in a fork of the vLLM fork server. Prints how many threads the server has, and imports gRPC, which the server has not."""
+"""Runs in a fork of the vLLM fork server. Prints the server's number of threads, and imports gRPC, which the server has not imported."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""A vLLM engine in a process of its own, behind the engine protocol: vLLM's globals allow one engine per process.
+"""A vLLM engine in its own process, behind the engine protocol, because vLLM's globals allow only one engine per process.
 
-As a module (`python -m tests.integration.vllm_process SOCKET`) it is the child: it serves one engine over a Unix socket.
-`RemoteEngine` is the other end. Messages are length-prefixed pickles between processes of one test.
+As a module (`python -m tests.integration.vllm_process SOCKET`) it is the child, which serves one engine over a Unix socket. `RemoteEngine` is
+the client. Messages are length-prefixed pickles between processes of one test.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def read(link: socket.socket, size: int) -> bytes:
 
 
 class RemoteEngine:
-    """Satisfies `kvmesh.engines.base.Engine`. Its synchronous calls block for a round trip."""
+    """Implements `kvmesh.engines.base.Engine`. Its synchronous calls block for a round trip."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ async def drain(queue: "asyncio.Queue[Any]") -> AsyncIterator[Any]:
 
 
 async def serve(path: str) -> None:
-    """The child: one engine, calls in the order they come."""
+    """Runs in the child: serves one engine, and executes calls in the order in which they arrive."""
     link = socket.socket(socket.AF_UNIX)
     link.connect(path)
     lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""A worker as routers see it: real gRPC, a real KV feed, and a registration; no engine. The test says what it tells."""
+"""A worker as routers see it: real gRPC, a real KV feed and a registration, but no engine. The test determines what it sends."""
 
 import asyncio
 from contextlib import aclosing
@@ -18,7 +18,7 @@ REPEAT_S = 0.1
 
 
 class ToldWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """Tells what the test wants told."""
+    """Sends the events and load records that the test sets."""
 
     def __init__(self, name: str, role: str, *, epoch: int = 1, **options) -> None:
         self.description: WorkerDescription = description(name, role, epoch=epoch, **options)
@@ -30,7 +30,7 @@ class ToldWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.port = 0
 
     def tell(self, *events: KvEvent) -> None:
-        """Its cache changed."""
+        """Publishes events of its cache."""
         self.feed.append_nowait(events)
 
     async def Describe(self, request, context):
@@ -50,7 +50,7 @@ class ToldWorker(worker_pb2_grpc.WorkerServiceServicer):
             await asyncio.sleep(REPEAT_S)
 
     async def start(self, registry: Registry, *, port: int = 0) -> None:
-        """Serves and registers."""
+        """Starts the server and registers the worker."""
         self._server = RpcServer(
             RpcSettings(port=port, grace_s=0),
             service_names=["kvmesh.worker.v1.WorkerService"],
@@ -73,7 +73,7 @@ class ToldWorker(worker_pb2_grpc.WorkerServiceServicer):
         await registry.heartbeat(name, health=Health.PASSING)
 
     async def die(self) -> None:
-        """Breaks all connections without a word to the registry."""
+        """Breaks all connections without deregistering."""
         if self._server is not None:
             await self._server.aclose()
             self._server = None
