@@ -132,7 +132,7 @@ def calls_with_parameter_marks(family: str, values: list[dict[str, Any]]) -> str
 
 
 @pytest.mark.parametrize("family", sorted(CALL_TAGS))
-def test_arguments_keep_to_their_schema(accepts: Accepts, family: str) -> None:
+def test_arguments_must_match_their_schema(accepts: Accepts, family: str) -> None:
     """The tags reject missing arguments, unknown ones, and ones of another type. They reject a second call if calls must not be parallel."""
     good, other = '{"city": "Paris", "days": 3}', '{"city": "Rome"}'
     wrong = ('{"days": 3}', '{"city": "Paris", "unit": 3}', '{"city": "Paris", "days": "many"}', "{}")
@@ -170,6 +170,6 @@ BARE = {
 
 @pytest.mark.parametrize("family", sorted(BARE))
 def test_no_call_bypasses_its_schema(accepts: Accepts, family: str) -> None:
-    """Free text cannot contain what the reader takes for a call, such as a call without its section."""
+    """Free text cannot contain text that the reader would parse as a call, such as a call without its section."""
     document = CALL_TAGS[family].document([("f", CITY)], is_parallel=True)
     assert not accepts(document, BARE[family]) and not accepts(document, f"Well. {BARE[family]}")

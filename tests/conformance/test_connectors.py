@@ -312,7 +312,7 @@ def test_workloads_of_kubernetes() -> None:
             kind_and_name(unit)
 
 
-async def test_without_the_command_of_compose(tmp_path: Path) -> None:
+async def test_compose_without_the_docker_command(tmp_path: Path) -> None:
     """If docker is not installed, the error says that the command cannot be started."""
     orchestrator = ComposeOrchestrator(ComposeSettings(command=(str(tmp_path / "none"), "compose")))
     with pytest.raises(UnavailableError, match="cannot be started"):

@@ -153,7 +153,7 @@ class TestTokens:
         assert not record.done.was_recomputed
 
     async def test_many_at_once(self, fleet: Fleet) -> None:
-        """With more requests than run at once, some of them handed off, each gives the same tokens as alone."""
+        """With more requests than the engine runs concurrently, some of them handed off, each gives the same tokens as alone."""
         generations = [fleet.greedy(0.3 + 0.7 * i, max_tokens=3 + 2 * i) for i in range(12)]
         expected = [(await fleet.alone.run(generation)).tokens for generation in generations]
         records = await asyncio.gather(
@@ -219,7 +219,7 @@ class TestTokens:
         assert record.done.stop_token_id == stop
         assert record.tokens == whole[: whole.index(stop) + 1]
 
-    async def test_min_tokens_holds_stops_back(self, fleet: Fleet) -> None:
+    async def test_min_tokens_delays_stop_tokens(self, fleet: Fleet) -> None:
         """No stop token ends an answer before `min_tokens`."""
         generation = fleet.greedy(1.3, max_tokens=16)
         stop = (await fleet.alone.run(generation)).tokens[2]
@@ -281,7 +281,7 @@ class TestUsage:
         assert again.cached_tokens == 4 * fleet.block_size
         assert first.transferred_tokens == again.transferred_tokens == 0
 
-    async def test_load_counts_what_was_done(self, fleet: Fleet) -> None:
+    async def test_load_counts_completed_work(self, fleet: Fleet) -> None:
         """A request increases the totals of the load record by its usage, and nothing runs or waits afterwards."""
         generation = fleet.greedy(3.5)
         # A leg of an earlier test may still be in transfer.

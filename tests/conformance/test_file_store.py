@@ -57,7 +57,7 @@ def files_in(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [0, 1, PART - 1, PART, PART + 1, 3 * PART])
-async def test_every_byte_arrives(stores_pair: TwoStores, size: int) -> None:
+async def test_files_arrive_unchanged(stores_pair: TwoStores, size: int) -> None:
     """A file of any size arrives unchanged, in parts and as a local file."""
     data = bytes(number % 251 for number in range(1000)) * (size // 1000 + 1)
     row = await stores_pair.upload("file-a", data[:size])
@@ -67,12 +67,12 @@ async def test_every_byte_arrives(stores_pair: TwoStores, size: int) -> None:
         assert path.read_bytes() == data[:size]
 
 
-async def test_a_file_that_does_not_exist_is_no_empty_file(stores_pair: TwoStores) -> None:
+async def test_reading_an_unknown_file_raises(stores_pair: TwoStores) -> None:
     with pytest.raises(FileNotFoundError):
         await content(stores_pair.two, "file-none")
 
 
-async def test_a_deleted_file_is_gone_for_all(stores_pair: TwoStores, stores: StoreCase) -> None:
+async def test_a_deleted_file_is_removed_for_all_processes(stores_pair: TwoStores, stores: StoreCase) -> None:
     """Deleting a file removes its row and its bytes for all processes. Only its owner may read and delete it."""
     await stores_pair.upload("file-a", b"x" * (PART + 5))
     with pytest.raises(NotFoundError):
@@ -124,7 +124,7 @@ async def test_limits_hold_for_all_processes_together(stores_pair: TwoStores) ->
     assert [type(each) for each in added].count(OverloadedError) == 5
 
 
-async def test_uploads_at_once_leave_no_bytes_of_refused_ones(stores_pair: TwoStores) -> None:
+async def test_refused_concurrent_uploads_leave_no_bytes(stores_pair: TwoStores) -> None:
     """Refused uploads leave no bytes, also if another upload reached the limit after their first check."""
     names = [f"file-{number}" for number in range(6)]
     ended = await asyncio.gather(
@@ -168,7 +168,7 @@ async def test_bytes_without_a_row_are_swept_after_a_day(stores_pair: TwoStores)
         await content(stores_pair.one, "file-lost")
 
 
-async def test_lists_are_of_one_owner_and_one_purpose(stores_pair: TwoStores) -> None:
+async def test_lists_are_filtered_by_owner_and_purpose(stores_pair: TwoStores) -> None:
     await stores_pair.upload("file-a", b"x")
     await stores_pair.upload("file-b", b"x", owner="other")
     for purpose, names in ((None, ["file-a"]), ("batch", ["file-a"]), ("batch_output", [])):

@@ -352,7 +352,7 @@ async def test_a_link_that_ends_fails_its_legs_once(rig: WorkerRig, event: str) 
 
 
 async def test_legs_beyond_one_message_and_their_cancels(kind: str) -> None:
-    """1 024 long prompts at once: all are sent, and no cancel is sent before its submission."""
+    """1 024 concurrent long prompts: all are sent, and no cancel is sent before its submission."""
     # Encoding takes the frontend a second, which must not count as silence of the worker.
     async with running_worker(kind, settings=replace(WORKER, heartbeat_s=2.0)) as rig:
         links = links_to(rig)
@@ -601,7 +601,7 @@ async def test_generate_is_stopped_by_cancel_and_by_deadline(rig: WorkerRig) -> 
     await rig.wait_free()
 
 
-async def test_generate_refuses_and_fails_by_status(rig: WorkerRig) -> None:
+async def test_generate_reports_errors_by_status(rig: WorkerRig) -> None:
     """An invalid field, an id in use, a wrong task and the engine's death each end the call with the right status."""
     stub = DecodeServiceStub(rig.channel)
     request = plain("mine", tokens=4000)
@@ -622,16 +622,16 @@ async def test_generate_refuses_and_fails_by_status(rig: WorkerRig) -> None:
 # Prefill
 
 
-async def hand_out(rig: WorkerRig, leg_id: str = "p1", timeout_s: float = PATIENCE_S, **more: Any) -> LegFinish:
+async def run_prefill(rig: WorkerRig, leg_id: str = "p1", timeout_s: float = PATIENCE_S, **more: Any) -> LegFinish:
     """Runs a prompt of a plain client."""
     call = PrefillServiceStub(rig.channel).Generate(plain(leg_id, LegTask.PREFILL, **more), timeout=timeout_s)
     (response,) = [response async for response in call]
     return from_finish(response.finish)
 
 
-async def test_prefill_hands_out_under_a_lease(prefill: WorkerRig) -> None:
+async def test_prefill_returns_a_handle_with_a_lease(prefill: WorkerRig) -> None:
     """The remaining lease is less than a whole one. ReleaseKv frees the blocks once."""
-    finish = await hand_out(prefill)
+    finish = await run_prefill(prefill)
     assert finish.handle is not None and finish.handle.worker_epoch == EPOCH
     assert 0 < finish.handle.lease_s < SLOW.lease_s
     assert prefill.engine.load().kv_blocks_leased > 0 and prefill.worker.statistics().leases == 1
@@ -644,7 +644,7 @@ async def test_a_leg_is_released_by_its_id(prefill: WorkerRig) -> None:
     """A caller that does not know the handle can release by leg id: the handle of a finished leg, or the leg itself if it runs. Exactly one
     of the ids is required."""
     stub = PrefillServiceStub(prefill.channel)
-    await hand_out(prefill, "done")
+    await run_prefill(prefill, "done")
     release = pb.ReleaseKvRequest(leg_id="done")
     assert [(await stub.ReleaseKv(release)).was_held for _ in range(2)] == [True, False]
     await prefill.wait_free()
@@ -678,13 +678,13 @@ async def test_a_cancelled_prefill_frees_its_blocks(kind: str, phase: str) -> No
         if phase == "waiting":
             rig.engine.inject(Stall(duration_s=0.3))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await hand_out(rig, "b", prompt=[6] * 4000, timeout_s=0.05)
+            await run_prefill(rig, "b", prompt=[6] * 4000, timeout_s=0.05)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await rig.wait_free()
         assert rig.worker.statistics().leases == 0
 
 
-async def on_link(rig: WorkerRig, leg_id: str, **more: Any) -> WholeLeg:
+async def run_prefill_on_link(rig: WorkerRig, leg_id: str, **more: Any) -> WholeLeg:
     """Runs a prompt over a frontend's link."""
     links = links_to(rig)
     try:
@@ -694,7 +694,7 @@ async def on_link(rig: WorkerRig, leg_id: str, **more: Any) -> WholeLeg:
         await links.aclose()
 
 
-async def test_prefill_fails_by_status(prefill: WorkerRig) -> None:
+async def test_prefill_reports_errors_by_status(prefill: WorkerRig) -> None:
     """An unknown model, an invalid token, draining and the engine's death each fail with their own error, and not as the caller's cancel."""
     bad_legs: tuple[tuple[dict[str, Any], grpc.StatusCode], ...] = (
         ({"model": "another"}, grpc.StatusCode.NOT_FOUND),
@@ -702,14 +702,14 @@ async def test_prefill_fails_by_status(prefill: WorkerRig) -> None:
     )
     for bad, code in bad_legs:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await hand_out(prefill, **bad)
+            await run_prefill(prefill, **bad)
         assert caught.value.code() is code
     prefill.worker.set_draining(True)
     with pytest.raises(UnavailableError):
-        await on_link(prefill, "d")
+        await run_prefill_on_link(prefill, "d")
     prefill.worker.set_draining(False)
     prefill.engine.inject(Stall(duration_s=5))
-    running = asyncio.ensure_future(on_link(prefill, "x", prompt=[5] * 4000))
+    running = asyncio.ensure_future(run_prefill_on_link(prefill, "x", prompt=[5] * 4000))
     await wait_until(lambda: prefill.worker.statistics().legs == 1, "it runs")
     prefill.engine.inject(Die())
     with pytest.raises(LostError):
@@ -717,9 +717,9 @@ async def test_prefill_fails_by_status(prefill: WorkerRig) -> None:
 
 
 async def test_a_stopping_worker_loses_a_prefill_in_time(prefill: WorkerRig) -> None:
-    """The leg ends as lost at once, so that it can be placed elsewhere."""
+    """The leg ends as lost immediately, so that it can be placed elsewhere."""
     prefill.engine.inject(Stall(duration_s=0.5))
-    running = asyncio.ensure_future(on_link(prefill, "x"))
+    running = asyncio.ensure_future(run_prefill_on_link(prefill, "x"))
     await wait_until(lambda: prefill.worker.statistics().legs == 1, "it runs")
     prefill.worker.stop_nowait()
     with pytest.raises(LostError):
@@ -742,8 +742,8 @@ async def test_sleep_that_is_refused_does_not_drain(rig: WorkerRig) -> None:
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_drain_counts_what_is_left(rig: WorkerRig) -> None:
-    """Requests in flight continue, new ones are rejected, undo accepts them again."""
+async def test_drain_counts_requests_in_flight(rig: WorkerRig) -> None:
+    """Requests in flight continue, new ones are rejected, and undo accepts them again."""
     stub = WorkerServiceStub(rig.channel)
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.submit(1, tokens=100)

@@ -74,7 +74,7 @@ def test_random_splits(name: str) -> None:
 
 
 @pytest.mark.parametrize("sample", TEXT_SAMPLES, ids=lambda sample: sample.id)
-def test_nothing_is_dropped(sample: Sample) -> None:
+def test_no_text_is_dropped(sample: Sample) -> None:
     """Wherever an answer is cut off: unless a call was read, all text is content, except marks that are special tokens."""
     family = tool_family(sample.tool_parser)
     assert not isinstance(family, WholeFamily)

@@ -77,7 +77,7 @@ async def view_where(views: AsyncGenerator[View, None], is_true: Callable[[View]
 # Services
 
 
-async def test_registration_arrives_whole(registry: ConsulRegistry, server: HealthServer) -> None:
+async def test_registration_keeps_all_fields(registry: ConsulRegistry, server: HealthServer) -> None:
     """Readers get all fields of an instance. It passes once it heartbeats and serves."""
     mine = registration(server.port, meta={"role": "decode", "kv-hash": "ä" * 256}, tags=("a", "b"))
     await registry.register(mine)
@@ -123,7 +123,7 @@ async def test_heartbeat_carries_health(registry: ConsulRegistry, server: Health
     assert seen.notes == "slow disk"
 
 
-async def test_dead_server_turns_critical_and_comes_back(registry: ConsulRegistry, server: HealthServer) -> None:
+async def test_dead_server_turns_critical_and_recovers(registry: ConsulRegistry, server: HealthServer) -> None:
     """The next check notices a refused connection, in spite of heartbeats, and its recovery."""
     mine = registration(server.port)
     await registry.register(mine)
@@ -135,7 +135,7 @@ async def test_dead_server_turns_critical_and_comes_back(registry: ConsulRegistr
     await until(registry, mine.service, lambda instance: instance.health is Health.PASSING)
 
 
-async def test_server_that_says_not_serving_is_critical(registry: ConsulRegistry, server: HealthServer) -> None:
+async def test_server_that_reports_not_serving_is_critical(registry: ConsulRegistry, server: HealthServer) -> None:
     """The check calls grpc.health.v1; an open port is not enough."""
     mine = registration(server.port)
     await server.set_serving(False)
@@ -247,7 +247,7 @@ async def test_registration_at_the_limits(registry: ConsulRegistry) -> None:
 
 
 async def test_watch_sees_every_kind_of_change(registry: ConsulRegistry, server: HealthServer) -> None:
-    """The first view comes at once, empty or not. Then registration, health, drain mark and departure appear."""
+    """The watch yields the first view immediately, empty or not, and then every change: registration, health, drain mark and departure."""
     mine = registration(server.port)
     async with aclosing(registry.watch(mine.service)) as views:
         first = await view_where(views, lambda view: True)
@@ -274,7 +274,7 @@ async def test_watch_is_prompt(agent: Agent) -> None:
         await view_where(views, lambda view: len(view.instances) == 1)
 
 
-async def test_watch_is_silent_without_change(registry: ConsulRegistry, server: HealthServer) -> None:
+async def test_watch_yields_nothing_without_a_change(registry: ConsulRegistry, server: HealthServer) -> None:
     """Timeouts of queries, heartbeats and equal registrations are not reported as changes."""
     mine = registration(server.port)
     await registry.register(mine)
@@ -295,7 +295,7 @@ async def test_watch_is_silent_without_change(registry: ConsulRegistry, server: 
 
 @pytest.mark.parametrize("how", ["refuse", "hang"])
 async def test_watch_outlives_an_outage(agent: Agent, how: str) -> None:
-    """During an outage the last view stays, marked stale once. Afterwards it is fresh at once."""
+    """During an outage the last view stays, marked stale once. After the outage the next view is fresh."""
     writer, registry = agent.client(), agent.client(watch_wait_s=1.0, call_timeout_s=0.5)
     mine = registration()
     await writer.register(mine)
@@ -410,7 +410,7 @@ def key(*segments: str) -> str:
 
 
 @pytest.mark.parametrize("value", [b"", b"text", bytes(range(256)), b"x" * (512 * 1024)], ids=len)
-async def test_value_comes_back(registry: ConsulRegistry, value: bytes) -> None:
+async def test_values_are_returned_unchanged(registry: ConsulRegistry, value: bytes) -> None:
     """Any bytes up to the limit are returned unchanged."""
     name = key("a b", "%2F+?#&=ä")
     assert await registry.get(name) is None
@@ -500,7 +500,7 @@ async def test_lock_has_one_holder(registry: ConsulRegistry) -> None:
 
 
 async def test_lock_contention(registry: ConsulRegistry) -> None:
-    """If many sessions try to lock at once, exactly one succeeds."""
+    """If many sessions try to lock concurrently, exactly one succeeds."""
     name = key("leader")
     sessions = [await registry.create_session(name="x", ttl_s=LONG_S) for _ in range(6)]
     taken = await asyncio.gather(*(registry.acquire(name, session, session.encode()) for session in sessions))

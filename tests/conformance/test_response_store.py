@@ -103,7 +103,7 @@ async def test_storing_again_stores_once(stores_pair: TwoStores) -> None:
     assert (await stores_pair.two.get(owner="me", response_id="a")).body["id"] == "a"
 
 
-async def test_many_at_once_lose_none(stores_pair: TwoStores) -> None:
+async def test_concurrent_operations_lose_no_response(stores_pair: TwoStores) -> None:
     """No response is lost when both processes write, read, continue and delete at the same time."""
     await stores_pair.put("root")
 

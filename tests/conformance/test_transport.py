@@ -244,7 +244,7 @@ async def test_a_stopped_source_does_not_block_close_or_cancel_forever() -> None
 
 
 @pytest.mark.parametrize("peers_max", [1, 2])
-async def test_peers_beyond_the_bound_are_forgotten(peers_max: int) -> None:
+async def test_peers_beyond_the_limit_are_dropped(peers_max: int) -> None:
     """The least recently used peer is dropped, and connected again when needed."""
     require_part("nixl")
     from kvmesh.kv.nixl_transport import NixlTransport

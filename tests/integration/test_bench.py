@@ -41,7 +41,7 @@ async def test_the_quick_run_completes_and_prints_all_rows(tmp_path: Path) -> No
     assert [start["engine"] for start in found["start"]] == ["simulated"]
 
 
-async def test_side_by_side_says_what_is_missing(tmp_path: Path) -> None:
+async def test_side_by_side_names_the_missing_file(tmp_path: Path) -> None:
     """If Dynamo is not at the given path, the command exits with status 1 and names the file that is missing."""
     status, _, errors = await run_module("bench.side_by_side", "--dynamo", str(tmp_path), "--json", str(tmp_path / "f"))
     assert status == 1

@@ -83,7 +83,7 @@ sys.exit(doctor.main(["--requests", "2", "--concurrency", "1"]))
 """
 
 
-async def test_the_doctor_closes_what_it_opens(tmp_path: Path) -> None:
+async def test_the_doctor_leaves_no_open_resources(tmp_path: Path) -> None:
     """With a mesh of simulated engines, the doctor causes no ResourceWarning (sockets, processes, event loops), and the mesh's processes have
     ended when it exits."""
     doctor = await asyncio.create_subprocess_exec(

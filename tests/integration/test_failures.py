@@ -67,7 +67,7 @@ async def test_prefill_workers_that_die_in_a_transfer() -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_churn_leaves_nothing() -> None:
+async def test_churn_leaves_no_state() -> None:
     """Workers are killed, drained, stopped and moved between pools, and clients cancel. Answers are right, and no state is left at the end."""
     require_part("nixl")
     output = await output_of("tests.chaos.soak", "--minutes", "0.25", "--in-flight", "6", "--pause-s", "1.0")

@@ -254,7 +254,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-async def test_bad_input_is_refused_by_name(running: RunningApps) -> None:
+async def test_bad_input_gives_an_error_with_the_field(running: RunningApps) -> None:
     """Every unknown, invalid or unsupported field gives an error that names it, and the request does not reach the mesh."""
     for change, field in BAD:
         status, answer, headers = await running.call("POST", PATH, {**BODY, **change})

@@ -364,7 +364,9 @@ async def test_files_are_stored_unchanged_and_deleted(running: RunningApps, clie
     assert (await client.files.delete(made.input_file_id)).deleted
 
 
-async def test_bad_uploads_and_batches_are_refused_by_name(running: RunningApps, client: openai.AsyncOpenAI) -> None:
+async def test_bad_uploads_and_batches_give_an_error_with_the_field(
+    running: RunningApps, client: openai.AsyncOpenAI
+) -> None:
     """Invalid forms and bodies give an error that names the field."""
     forms: list[tuple[dict[str, Any], str | None]] = [
         ({"purpose": "batch"}, "file"), ({"file": io.BytesIO(b"x")}, "purpose"),

@@ -182,7 +182,7 @@ async def test_openai_models(client: openai.AsyncOpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
-async def test_no_chunk_holds_half_a_character(running: Running) -> None:
+async def test_no_chunk_has_a_partial_character(running: Running) -> None:
     """A character whose bytes are split over tokens arrives in one chunk."""
     events = await running.events(CHAT, {"model": "tiny", "messages": MESSAGES})
     assert content(events) == TEXT
@@ -306,7 +306,7 @@ async def test_headers_and_fields_reach_the_router(model: ServedModel) -> None:
 
 
 async def test_prompts_can_be_truncated(running: Running) -> None:
-    """Only the last tokens are used; -1 keeps as many as fit beside the answer."""
+    """Only the last tokens are used; -1 keeps as many as the context allows in addition to the answer."""
     ids = list(range(10, 300)) * 3
     body = {"model": "tiny", "prompt": ids, "max_tokens": 12}
     assert (await running.post(COMPLETIONS, body))[0] == 400
@@ -618,7 +618,7 @@ async def test_paths_that_do_not_exist(running: Running) -> None:
         assert (await response.json())["error"]["message"] == f"{CHAT} has no GET, only POST"
 
 
-async def test_failures_before_the_first_token_are_statuses(model: ServedModel) -> None:
+async def test_failures_before_the_first_token_give_an_error_status(model: ServedModel) -> None:
     """Refused requests get a 503 with Retry-After, lost ones a 502, streamed or not."""
     cases = [
         (Faults(place=[UnavailableError("none", reason="no_worker")]), 503, "no_worker", True),

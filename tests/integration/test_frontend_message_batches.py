@@ -119,7 +119,7 @@ BAD: list[Any] = [
 ]  # fmt: skip
 
 
-async def test_bad_input_is_refused_by_name(running: RunningApps) -> None:
+async def test_bad_input_gives_an_error_with_the_field(running: RunningApps) -> None:
     """Errors have Anthropic's form and name the field. Unknown ids give a 404."""
     for body, field in BAD:
         status, answer, _ = await running.call("POST", PATH, body)

@@ -94,7 +94,7 @@ async def test_the_input_token_count_equals_the_usage(running: RunningApps, clie
     assert more.usage is not None and counted.input_tokens == more.usage.input_tokens
 
 
-async def test_truncation_auto_drops_what_does_not_fit(running: RunningApps) -> None:
+async def test_truncation_auto_drops_excess_tokens(running: RunningApps) -> None:
     """`auto` drops the first tokens of the prompt. Without it the request is refused."""
     context = running.pipeline.models.find("tiny").context_tokens_max
     long = {**BODY, "input": "word " * context, "max_output_tokens": 10}
@@ -211,7 +211,7 @@ def everything_in(directory: Path) -> bytes:
     return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
 
 
-async def test_store_false_keeps_nothing(running: RunningApps, client: openai.AsyncOpenAI, tmp_path: Path) -> None:
+async def test_store_false_stores_nothing(running: RunningApps, client: openai.AsyncOpenAI, tmp_path: Path) -> None:
     """The response cannot be retrieved, and no file contains its text. Reasoning and calls can be sent back as items instead."""
     made = await client.responses.create(model="tiny", input="secret", store=False)
     assert made.model_dump()["store"] is False
@@ -367,7 +367,7 @@ async def test_advisory_fields_pass(running: RunningApps) -> None:
     assert "X-Kvmesh-Warning" not in headers
 
 
-async def test_bad_input_is_refused_by_name(running: RunningApps) -> None:
+async def test_bad_input_gives_an_error_with_the_field(running: RunningApps) -> None:
     """Every unknown, invalid or unsupported field gives an error that names it, and the request does not reach the mesh."""
     for change, field in BAD:
         status, answer, _ = await running.call("POST", PATH, {**BODY, **change})
@@ -397,7 +397,7 @@ async def test_structured_output_needs_a_capable_model(model: ServedModel, tmp_p
 
 
 @pytest.mark.parametrize("said", ['[{"', '[{"name": "get_weather", "parameters": {}}, {"'])
-async def test_a_forced_call_that_was_cut_off_is_no_text(model: ServedModel, tmp_path: Path, said: str) -> None:
+async def test_a_forced_call_that_was_cut_off_gives_no_text(model: ServedModel, tmp_path: Path, said: str) -> None:
     """Neither the deltas nor the message contain the punctuation of the list of calls."""
     tokens = tokens_of(model.text, said, ends=False)
     body = {**BODY, "tools": [TOOL], "tool_choice": "required", "max_output_tokens": len(tokens)}

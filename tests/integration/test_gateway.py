@@ -67,11 +67,11 @@ async def check_both_parts(mesh: RunningMesh, gateway: int) -> None:
     finally:
         await channels.aclose()
         await registry.aclose()
-    assert await _nothing_is_reserved(mesh)
+    assert await _all_settled(mesh)
     os.kill(gateway, 0)
 
 
-async def _nothing_is_reserved(mesh: RunningMesh) -> bool:
+async def _all_settled(mesh: RunningMesh) -> bool:
     """Waits until the router has settled all reservations."""
     registry = mesh.target.registry()
     channels = mesh.target.channels()

@@ -81,7 +81,8 @@ async def mesh(expected: Expected, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 async def test_two_pairs_answer_as_one_engine(mesh: Rendezvous, expected: Expected) -> None:
-    """Prompts of up to seven chunks, 16 at once and more than a decode engine has blocks for, get the same answers as from one engine."""
+    """Prompts of up to seven chunks get the same answers as from one engine. 16 requests run concurrently, more than a decode engine has
+    blocks for."""
     assert await answers(mesh) == expected.tokens
     await mesh.wait_whole()
     for instance in await mesh.instances(DECODE):

@@ -285,7 +285,7 @@ async def test_chat_in_the_terminal(mesh: RunningMesh) -> None:
     assert "Traceback" not in text
 
 
-async def test_no_worker_is_503_with_retry_after(mesh: RunningMesh) -> None:
+async def test_no_worker_gives_503_with_retry_after(mesh: RunningMesh) -> None:
     """If all decode workers drain, requests get a 503 with Retry-After. Once they stop draining, requests are answered."""
     url = f"{mesh.url}/v1/chat/completions"
     body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}

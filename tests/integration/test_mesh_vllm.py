@@ -53,8 +53,8 @@ up.worker_places = lambda settings: WorkerPlaces(turns={"prefill-0": 0, "decode-
 del sys.argv[:3]
 runpy.run_module("kvmesh.cli", run_name="__main__")
 """
-"""Runs `kvmesh up` with workers placed as if they shared a GPU: the CPU build does not measure memory, and would start them at once. Its
-arguments are the whole command."""
+"""Runs `kvmesh up` with workers placed as if they shared a GPU. The CPU build does not measure memory, and would start them at the same time.
+Its arguments are the whole command."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -115,7 +115,7 @@ def check(plan: PlanReport, *, rel: float = 1e-6) -> None:
     assert (pool.running_requests, pool.waiting_requests, pool.kv_usage) == (3, 1, 0.25)
 
 
-async def test_the_planner_scrapes_what_the_registry_lists():
+async def test_the_planner_scrapes_registered_services():
     """Two scrapes give rates, means and percentiles. The plan reports services that cannot be scraped."""
     async with listed_services() as (_, registry, frontend), ClientSession() as session:
         planner = Planner(

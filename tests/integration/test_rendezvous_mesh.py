@@ -74,7 +74,8 @@ async def mesh(expected: list[object], tmp_path_factory: pytest.TempPathFactory)
 
 
 async def test_the_same_answers_as_one_engine(mesh: RunningMesh, expected: list[object]) -> None:
-    """Answers are the same one after the other and concurrently. No decode worker computes a prompt, and blocks are freed on both sides."""
+    """Answers equal those of one engine, for sequential and for concurrent requests. No decode worker computes a prompt, and blocks are freed
+    on both sides."""
     assert [content(await ask(mesh, prompt)) for prompt in PROMPTS] == expected
     again = await asyncio.gather(*(ask(mesh, prompt) for prompt in PROMPTS * 3))
     assert [content(answer) for answer in again] == expected * 3

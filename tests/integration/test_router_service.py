@@ -323,7 +323,7 @@ async def test_no_router_and_cancel():
         await eventually(lambda: len(router.core.book) == 0)
 
 
-async def test_bad_messages_are_refused_by_name():
+async def test_bad_messages_give_typed_errors():
     """A stream without a hello, an ask without a model, and SyncPeers get typed errors. Valid asks on the stream still work."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")

@@ -188,7 +188,7 @@ async def test_a_larger_priority_goes_first(engines: Engines, alone: EngineDrive
         await alone.wait(record)
 
 
-async def test_cancel_of_one_leg_leaves_others(engines: Engines, alone: EngineDriver) -> None:
+async def test_cancel_of_one_leg_does_not_affect_others(engines: Engines, alone: EngineDriver) -> None:
     """SGLang aborts all requests whose id begins with the given id. The adapter therefore writes numbers of legs with equal lengths."""
     # The first request is long, so that it still runs when the cancel arrives on a busy machine.
     records = [alone.submit(engines.greedy(10, max_tokens=40 if number else 400)) for number in range(20)]
@@ -285,7 +285,8 @@ async def hand_over(engines: Engines, pair: tuple[EngineDriver, EngineDriver], g
 async def test_a_pair_gives_the_tokens_of_one_engine(
     engines: Engines, alone: EngineDriver, pair: tuple[EngineDriver, EngineDriver]
 ) -> None:
-    """In float32, for prompts of up to 800 tokens, which are computed in chunks, several at once."""
+    """In float32, a pair gives the same tokens as one engine for several concurrent prompts of up to 800 tokens, which are computed in
+    chunks."""
     generations = [engines.greedy(tokens, max_tokens=12) for tokens in (10, 16, 17, 100, 300, 530, 800)]
     expected = [(await alone.run(generation)).tokens for generation in generations]
     assert await asyncio.gather(*(hand_over(engines, pair, each) for each in generations)) == expected
@@ -473,7 +474,7 @@ async def test_killed_prefill_engine(engines: Engines) -> None:
 
 
 @pytest.mark.proves("role_change", engine="sglang")
-async def test_engines_exchange_their_roles(engines: Engines, alone: EngineDriver) -> None:
+async def test_two_engines_swap_their_roles(engines: Engines, alone: EngineDriver) -> None:
     """A pair changes roles twice, so that each engine creates its second role once and returns to its first once. Tokens equal those of one
     engine, KV is transferred each time, and no block is lost."""
     pair = [await engines.start(role=role, can_switch_role=True) for role in ("prefill", "decode")]

@@ -139,7 +139,7 @@ async def test_machines_share_files_batches_and_responses(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_frontend_that_is_lost_loses_no_batch(
+async def test_a_lost_frontend_loses_no_batch(
     model_directory: Path, model: ServedModel, tmp_path: Path, shared: StoresSettings, number: signal.Signals
 ) -> None:
     """Another machine takes over after the lease: every line is in the output once, in order. Lines with a result do not run again.

@@ -238,7 +238,7 @@ async def test_a_handle_of_another_prompt_is_refused(pair: tuple[Drive, Drive]) 
 
 
 async def test_a_late_handle_is_not_pulled(pair: tuple[Drive, Drive]) -> None:
-    """If less of its lease is left than the margin, the prompt is computed."""
+    """If the rest of its lease is shorter than the margin, the prompt is computed."""
     prefill, decode = pair
     generation = greedy(100, seed=3)
     alone = await decode.decode(generation)
@@ -272,7 +272,7 @@ async def test_a_pull_after_the_lease_has_ended_gives_no_wrong_token(make: Make,
     await decode.idle()
 
 
-async def test_bytes_that_come_late_reach_no_other_request(make: Make, pair: tuple[Drive, Drive]) -> None:
+async def test_late_bytes_do_not_reach_other_requests(make: Make, pair: tuple[Drive, Drive]) -> None:
     """The prefill process is stopped, so the pull is abandoned. When the process continues, it still sends the bytes, and other requests keep
     their tokens."""
     more = {"kv_cache_bytes": 4 << 20, "environ": {"UCX_TLS": "tcp,self"}, "lease_s": 60.0, "pull_timeout_s": 1.0}
@@ -492,7 +492,7 @@ async def test_cancel_frees_both_sides(pair: tuple[Drive, Drive]) -> None:
     decode.engine.cancel_nowait(4711)
 
 
-async def test_a_bad_adapter_leaves_the_engine_alive(make: Make, tmp_path: Path) -> None:
+async def test_a_bad_adapter_does_not_end_the_engine(make: Make, tmp_path: Path) -> None:
     """An invalid LoRA path would end vLLM. Here an invalid adapter is rejected when it is loaded, and an unknown one when it is used."""
     engine = await make("decode", enable_lora=True)
     with pytest.raises(NotFoundError):

@@ -39,7 +39,7 @@ async def workers(mesh: RunningMesh, service: str) -> list[str]:
 
 
 async def answers(mesh: RunningMesh) -> list[object]:
-    """Returns the greedy answers to all prompts, sent at once."""
+    """Returns the greedy answers to all prompts, sent concurrently."""
     asked = [chat(mesh.url, prompt, max_tokens=24, temperature=0) for prompt in PROMPTS]
     return [answer["choices"][0]["message"]["content"] for answer in await asyncio.gather(*asked)]  # type: ignore[index]
 

@@ -33,8 +33,8 @@ def test_a_planted_defect_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_the_command_shows_a_failure(goes_on: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command exits with status 1, prints the problem, and writes a file that replays it. It stops at the first failing seed, unless told
-    to keep going."""
+    """The command exits with status 1, prints the problem, and writes a file that replays it. It stops at the first failing seed, unless
+    `--keep-going` is given."""
     file = tmp_path / "failure.json"
     mesh = CAMPAIGN.topology
     assert mesh is not None

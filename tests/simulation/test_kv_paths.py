@@ -72,7 +72,7 @@ async def until(condition: Callable[[], object], within_s: float) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_failing_path_costs_one_request_two_seconds_and_the_others_nothing() -> None:
+def test_a_failing_path_delays_one_request_and_no_other() -> None:
     """The decode worker gives up the first hanging pull after the path's own limit. It computes later prompts itself without delay. Checks
     notice the end of the failure, and the worker pulls KV again."""
 
@@ -186,7 +186,7 @@ def test_checks_leave_few_blocks_behind_and_count_no_tokens() -> None:
 
 
 def test_background_checks_are_bounded() -> None:
-    """With twelve new prefill workers at once, a decode worker runs at most CHECKS_MAX checks at a time, and checks all of them."""
+    """With twelve new prefill workers, a decode worker runs at most CHECKS_MAX checks at a time, and checks all of them."""
 
     async def scenario(mesh: ScriptedMesh) -> None:
         decode, most = decode_of(mesh), 0

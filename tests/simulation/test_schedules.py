@@ -34,8 +34,8 @@ SLICE = range(20)
 
 
 @pytest.mark.timeout(280)
-def test_a_slice_of_the_seeds_holds() -> None:
-    """All requests end exactly once with the right answer and usage, nothing is left, and all workers are used. For more seeds see
+def test_a_sample_of_the_seeds_passes() -> None:
+    """All requests end exactly once with the right answer and usage, no state is left, and all workers are used. For more seeds see
     docs/operate/reliability.md."""
     totals = Totals()
     for outcome in run_seeds(Campaign(), SLICE, jobs=os.cpu_count() or 1):
@@ -122,7 +122,7 @@ def test_requests_leave_a_paused_worker_and_return() -> None:
     assert outcome.outcomes == {"answered": 12}
 
 
-def test_shrinking_is_bounded_and_keeps_what_fails() -> None:
+def test_shrinking_is_bounded_and_keeps_the_failure() -> None:
     """Shrinking removes all requests and faults that the failure does not need. The number of runs is limited."""
     schedule = Campaign(requests=30).schedule(1)
     wanted = {schedule.requests[4].request_id, schedule.requests[23].request_id}
