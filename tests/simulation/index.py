@@ -354,7 +354,7 @@ class IndexSimulation:
 
 
 def run(seed: int) -> None:
-    """One run. The AssertionError of a failure names the command that plays it again."""
+    """Plays one run. Raises AssertionError with the command that replays it."""
     logging.disable(logging.WARNING)
     try:
         simulation = IndexSimulation(seed)

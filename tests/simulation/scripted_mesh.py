@@ -61,7 +61,7 @@ class ScriptedMesh(SimulatedMesh):
         self.world.trace.note("cut", frontend, worker_id)
         self.world.network.partition(self.address_of(worker_id), client=frontend)
 
-    def mend(self, frontend: str, worker_id: str) -> None:
+    def reconnect(self, frontend: str, worker_id: str) -> None:
         """Ends a cut."""
         self.world.trace.note("mend", frontend, worker_id)
         self.world.network.heal(self.address_of(worker_id), client=frontend)

@@ -27,10 +27,10 @@ USUAL_S = 1.0
 class CutScenario:
     """One run with a cut: two frontends, each with half of the load. Times are relative to the cut."""
 
-    def __init__(self, cut: Callable[[ScriptedMesh], None], mend: Callable[[ScriptedMesh], None]) -> None:
+    def __init__(self, cut: Callable[[ScriptedMesh], None], reconnect: Callable[[ScriptedMesh], None]) -> None:
         self.mesh = ScriptedMesh(23, SHAPE)
         self.of: dict[str, list[Ledger]] = {name: [] for name in self.mesh.frontends}
-        self._cut, self._mend = cut, mend
+        self._cut, self._reconnect = cut, reconnect
 
     async def play(self) -> None:
         mesh = self.mesh
@@ -39,7 +39,7 @@ class CutScenario:
         began_s = self.began_s = mesh.now_s
         loop = asyncio.get_running_loop()
         loop.call_at(began_s + CUT_AT_S, self._cut, mesh)
-        loop.call_at(began_s + CUT_AT_S + CUT_S, self._mend, mesh)
+        loop.call_at(began_s + CUT_AT_S + CUT_S, self._reconnect, mesh)
         for number, planned in enumerate(load):
             await mesh.world.clock.sleep(began_s + planned.at_s - mesh.now_s)
             name = f"frontend-{number % 2}"
@@ -66,12 +66,12 @@ def test_a_frontend_cut_from_all_decode_workers_does_not_affect_others() -> None
         mesh.cut("frontend-0", "decode-0")
         mesh.cut("frontend-0", "decode-1")
 
-    def mend(mesh: ScriptedMesh) -> None:
-        mesh.mend("frontend-0", "decode-0")
-        mesh.mend("frontend-0", "decode-1")
+    def reconnect(mesh: ScriptedMesh) -> None:
+        mesh.reconnect("frontend-0", "decode-0")
+        mesh.reconnect("frontend-0", "decode-1")
 
     async def main() -> None:
-        scenario = CutScenario(cut, mend)
+        scenario = CutScenario(cut, reconnect)
         await scenario.play()
         assert {each.outcome for each in scenario.of["frontend-1"]} == {"answered"}
         assert slowest_s(scenario.of["frontend-1"]) < USUAL_S
@@ -95,7 +95,7 @@ def test_a_cut_from_one_worker_delays_only_requests_before_it_is_noticed() -> No
 
     async def main() -> None:
         scenario = CutScenario(
-            lambda mesh: mesh.cut("frontend-0", "decode-0"), lambda mesh: mesh.mend("frontend-0", "decode-0")
+            lambda mesh: mesh.cut("frontend-0", "decode-0"), lambda mesh: mesh.reconnect("frontend-0", "decode-0")
         )
         await scenario.play()
         assert {each.outcome for ledgers in scenario.of.values() for each in ledgers} == {"answered"}

@@ -113,9 +113,9 @@ def test_routers_differ_by_what_happened_within_the_interval(shape: str, load: s
     report = run(11, 300, mesh=shape, load=load, script=sample).check()
     assert report.outcomes["answered"] + report.outcomes["cancelled"] == 300
     assert min(each.placed for each in watched) > 100  # Both routers placed requests.
-    assert max(requests for requests, _, _ in samples) > 2  # The routers did differ,
+    assert max(requests for requests, _, _ in samples) > 2  # The routers did differ.
     if load == "calm":
-        assert still > 10  # and there were moments with work in flight at which they had to agree.
+        assert still > 10  # There were moments with work in flight at which the routers had to agree.
 
 
 def test_a_restarted_router_has_full_state_before_it_takes_requests() -> None:
