@@ -75,7 +75,9 @@ def stream_container(feed: Feed, emit: Emit, to_part: ToPart | None = None) -> S
             if not is_string:
                 raise Interrupted
             if feed.at >= text_until:
-                text_until = feed.at + (yield from string_goes_on(feed, len(character)))
+                # Not in one expression: while it waits, the cursor moves back with the text that was delivered.
+                ahead = yield from string_goes_on(feed, len(character))
+                text_until = feed.at + ahead
             _hand_out(feed, feed.at + len(character), emit)
         elif character == "\\":
             yield from feed.wait(2)
@@ -182,7 +184,8 @@ def stream_quoted(
             emit((yield from read_escape(feed)))
         else:
             if feed.at >= text_until:
-                text_until = feed.at + (yield from string_goes_on(feed, len(word), quote, after=after))
+                ahead = yield from string_goes_on(feed, len(word), quote, after=after)
+                text_until = feed.at + ahead
             _hand_out(feed, feed.at + len(word), emit)
 
 
