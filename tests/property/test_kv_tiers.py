@@ -97,7 +97,7 @@ def test_every_index_has_the_same_bit_for_a_holder(history):
 
 
 def place(index: KvIndex, known: ReferenceHolder, what: str, bit: int, run: list[int], now: float) -> None:
-    """A renewed placement keeps its first kind."""
+    """Records a placement in the index and in the reference. A renewed placement keeps its first kind."""
     if what == "approximate":
         index.approximate(bit, run, now=now, blocks_max=1000)
     else:

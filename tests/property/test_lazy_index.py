@@ -142,7 +142,7 @@ def test_pending_runs_count(history, pending_blocks_max):
 @settings(max_examples=120, deadline=None)
 @given(steps)
 def test_dropped_holders_leave_no_pending_runs(history):
-    """After all holders are dropped, the index is empty."""
+    """After all holders are dropped, the index has no entry, also of runs that were pending."""
     pair = IndexWithReference(10_000)
     for each in history:
         pair.step(*each)

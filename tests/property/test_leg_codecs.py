@@ -257,7 +257,7 @@ def test_a_failed_finish_keeps_its_error() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 4 * 7 + 1])
 def test_truncated_token_ids_are_refused(length: int) -> None:
-    """Each id takes four bytes."""
+    """Token ids take four bytes each, so any other length is refused."""
     with pytest.raises(InvalidRequestError) as caught:
         types.from_generation(prompt_pb2.Generation(model="m", token_ids=bytes(length)))
     assert caught.value.field == "generation.token_ids"
@@ -296,7 +296,7 @@ def test_an_invalid_handle_is_refused_by_field(change: dict[str, object], field:
 
 @pytest.mark.parametrize("lease", [None, to_duration(0), to_duration(-1)])
 def test_a_lease_is_required_and_positive(lease: object) -> None:
-    """An absent, zero or negative lease is refused."""
+    """A handle with an absent, zero or negative lease is refused."""
     message = to_handle(GOOD)
     message.ClearField("lease")
     if lease is not None:
@@ -321,7 +321,7 @@ CONSTRAINT_FAULTS = [
 
 @pytest.mark.parametrize("constraint", CONSTRAINT_FAULTS, ids=range(len(CONSTRAINT_FAULTS)))
 def test_an_invalid_constraint_is_refused(constraint: sampling_pb2.Constraint) -> None:
-    """Constraints may be empty, false, too long or too many."""
+    """Constraints that are empty, false or too long, or have too many options, are refused."""
     with pytest.raises(InvalidRequestError) as caught:
         from_sampling(sampling_pb2.SamplingParams(constraint=constraint))
     assert caught.value.field.startswith("sampling.constraint")

@@ -47,7 +47,7 @@ PAIRS = [*((name, "") for name in TOOL_FAMILIES), *(("hermes", name) for name in
 
 @pytest.mark.parametrize(("tool", "reasoning"), PAIRS)
 def test_any_text_in_any_pieces(tool: str, reasoning: str) -> None:
-    """The fragments one by one, single characters, and the whole text give the same result."""
+    """Parsing fragments, single characters and the whole text gives the same result."""
 
     @settings(max_examples=150, deadline=None)
     @given(texts(tool, reasoning))

@@ -65,7 +65,7 @@ def test_a_text_and_its_continuation_share_their_segments(text: str) -> None:
 
 
 def test_only_the_new_part_is_tokenised() -> None:
-    """The cached part of the next turn is not tokenised again. With another tenant's salt the whole prompt is."""
+    """Only the new part of the next turn is tokenised, but the whole prompt if another tenant sends it with another salt."""
     encoded: list[str] = []
 
     def encode(text: str) -> "array[int]":

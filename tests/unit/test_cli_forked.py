@@ -107,7 +107,7 @@ def test_each_fork_runs_its_spec_like_a_separate_program(tmp_path: Path) -> None
 
 
 def test_the_status_of_a_stopped_fork_is_the_signal(tmp_path: Path) -> None:
-    """The status is the negative signal number. The other fork, which has not received a spec, ends with its parent."""
+    """The status of a stopped fork is the negative signal number. The other fork, which has not received a spec, ends with its parent."""
     first, second = lines(parent(tmp_path, "stop"))
     assert second == str(-signal.SIGTERM)
     wait_gone([int(word) for word in first.split()])

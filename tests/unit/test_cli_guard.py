@@ -81,14 +81,14 @@ def wait_gone(pids: list[int]) -> None:
 
 @pytest.mark.parametrize(("end", "status"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)])
 def test_processes_that_a_program_leaves_behind_end_with_it(end: str, status: int) -> None:
-    """The guard exits with the status of the program."""
+    """When the program ends, the guard kills the processes that it leaves behind, and exits with the program's status."""
     with family(below_guard, end) as (guard, members):
         assert guard.wait(PATIENCE_S) == status
         assert not any(is_running(pid) for pid in members)
 
 
 def test_a_killed_parent_leaves_nothing() -> None:
-    """The kernel signals the guard, which kills the family."""
+    """If the guard's parent is killed, the kernel signals the guard, which kills the family."""
     with family(below_parent, WAIT) as (parent, members):
         parent.kill()
         wait_gone(members)

@@ -37,7 +37,7 @@ def test_restarts_can_be_disabled() -> None:
 
 
 def test_a_restarted_frontend_listens_on_the_same_ports() -> None:
-    """Only the ports in the frontend's part of the flags are replaced."""
+    """Restarting a frontend replaces port 0 with the ports of the first process, only in the frontend's part of the flags."""
     flags = ("--http-port", "0", "--rpc-port", "0", "--", "--rpc-port", "0")
     assert with_ports(flags, {"--http-port": 8000, "--rpc-port": 9000}) == (
         *("--http-port", "8000", "--rpc-port", "9000", "--", "--rpc-port", "0"),

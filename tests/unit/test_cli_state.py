@@ -51,7 +51,7 @@ def test_a_second_mesh_gets_a_name_and_folders_of_its_own(tmp_path: Path) -> Non
 
 
 def test_the_only_mesh_is_found_without_its_name() -> None:
-    """If several meshes run, the error lists them. A mesh that is starting has no address yet."""
+    """The only running mesh is found without a name. If several run, the error lists them. A mesh that is starting has no address yet."""
     with pytest.raises(NotFoundError, match="no mesh of yours runs here; start one with `kvmesh up`, or give --url"):
         find_mesh("", otherwise="--url")
     with claim_place("one", "") as one:

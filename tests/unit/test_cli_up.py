@@ -24,7 +24,7 @@ def planned(settings: UpSettings) -> MeshPlan:
 
 
 def test_flags_reach_only_their_services() -> None:
-    """Every service of the kind gets the flags, and no other service does."""
+    """Flags for a kind of service reach every service of the kind, and no other."""
     plan = planned(replace(SETTINGS, engine_args="--e 1", router_args="--r 2", frontend_args="--f 3"))
     for specs, flags in ((plan.workers, ("--e", "1")), (plan.routers, ("--r", "2"))):
         assert len(specs) > 1

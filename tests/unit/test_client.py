@@ -331,7 +331,7 @@ async def test_deadlines(served: Served) -> None:
 
 
 async def test_an_unreachable_server() -> None:
-    """The call fails with UnavailableError after a bounded number of attempts."""
+    """A call to an unreachable server fails with UnavailableError after a bounded number of attempts."""
     settings = ClientSettings(retry=RetryPolicy(attempts_max=2, pause_s=0.01), timeout_s=5.0)
     async with AsyncClient("127.0.0.1:1", settings) as client:
         with pytest.raises(UnavailableError):

@@ -133,7 +133,7 @@ async def test_a_denial_reaches_the_callbacks(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_an_expired_certificate_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """The certificate stays in use because existing connections continue. The log and the gauge report it."""
+    """An expired certificate stays in use because existing connections continue. The log and the gauge report it."""
     agent = Agent()
     agent.issue(lifetime_h=-0.5)
     async with following(agent) as identity:
@@ -142,7 +142,7 @@ async def test_an_expired_certificate_is_reported(caplog: pytest.LogCaptureFixtu
 
 
 async def test_before_the_first_answer_no_call_is_allowed() -> None:
-    """Starting fails after its time limit, and there is no certificate."""
+    """If the agent does not answer, starting fails after its time limit. There is no certificate, and no call is allowed."""
     settings = DiscoverySettings(address="127.0.0.1:1")
     identity = ConnectIdentity(settings, MeshRole.DECODE, clock=SystemClock(), generator=random.Random(1), wait_s=0.3)
     with pytest.raises(UnavailableError, match="no certificate and intentions within"):

@@ -145,7 +145,7 @@ async def test_denied_calls_end_and_other_calls_continue() -> None:
 
 
 async def test_a_cancellation_together_with_a_denial_stays_a_cancellation() -> None:
-    """The client has cancelled at the same time, so there is no receiver for an error."""
+    """A call that is denied and cancelled at the same time raises CancelledError, because its client no longer waits."""
     calls = RunningCalls()
 
     async def call() -> None:

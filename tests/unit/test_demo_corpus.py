@@ -55,7 +55,7 @@ def test_the_corpus_never_repeats_a_text_of_the_evaluation(corpus: Any, monkeypa
 
 
 def test_slot_values_are_not_parsed_as_patterns(corpus: Any) -> None:
-    """A text to copy may contain brackets and braces."""
+    """Brackets and braces in the value of a slot are copied, not parsed as a pattern."""
     assert corpus.patterns.say(Random(1), "[say|say]: {text}", text="[a|b] {text}") == "say: [a|b] {text}"
 
 
@@ -114,7 +114,7 @@ def test_a_text_to_copy_is_in_the_request(corpus: Any) -> None:
 
 
 def test_earlier_statements_are_asked_about_later(corpus: Any) -> None:
-    """The answer contains a word from the user's introduction."""
+    """The answer to a question about an earlier statement contains a word of that statement."""
     rng = Random(6)
     for _ in range(200):
         (said, acknowledged), (_, answer) = corpus.memory.introduction(rng)

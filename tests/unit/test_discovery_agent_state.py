@@ -29,7 +29,7 @@ def status(state: AgentState, service_id: str) -> Health:
 
 
 def test_a_check_turns_critical_when_its_heartbeat_is_overdue() -> None:
-    """Each heartbeat restarts the TTL. `next_deadline` returns the time at which the check turns critical."""
+    """A check turns critical when its TTL has passed since the last heartbeat. `next_deadline` returns that time."""
     state = AgentState(AgentSettings())
     state.catalog.register(service("a"), 0.0)
     assert status(state, "a") is Health.CRITICAL

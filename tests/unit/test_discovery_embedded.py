@@ -298,7 +298,7 @@ async def test_the_index_grows_across_a_restart(stack: AsyncExitStack) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_the_agent_runs_as_a_program(tmp_path: Path, number: signal.Signals) -> None:
-    """The program prints its address, requires the token in the file, and exits with status 0 on a signal."""
+    """As a program, the agent prints its address, requires the token in the file, and exits with status 0 on a signal."""
     (tmp_path / "token").write_text("s3cret\n")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "kvmesh.discovery.embedded", "--port", "0", "--token-file", str(tmp_path / "token"),

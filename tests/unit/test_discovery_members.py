@@ -67,7 +67,7 @@ def test_critical_members_count_as_passing_after_an_outage() -> None:
     [member("a", health=Health.CRITICAL, epoch="2"), replace(member("a", health=Health.CRITICAL), port=2)],
 )
 def test_a_replaced_member_is_not_held(returned: Instance) -> None:
-    """The registry's listing applies to a member that moved or was replaced."""
+    """A member that moved or has a new epoch is not held, and the registry's listing applies."""
     members = after_outage(A, B)
     members.on_view(view(), 2.0)
     assert members.on_view(view(returned), 3.0).instances == (returned, B)

@@ -39,7 +39,7 @@ def instance(instance_id: str) -> Instance:
     ("text", "seconds"), [("90s", 90.0), ("1m30s", 90.0), ("250ms", 0.25), ("1.5h", 5400.0), ("0", 0.0), (".5s", 0.5)]
 )
 def test_durations_are_parsed(text: str, seconds: float) -> None:
-    """Go's duration texts have the same meaning as in Consul."""
+    """Durations in Go's format are parsed as Consul does."""
     assert duration_seconds(text) == seconds
 
 

@@ -43,7 +43,7 @@ def test_a_key_is_found_by_its_hash_and_expires() -> None:
 
 
 def test_all_problems_of_a_document_are_reported_at_once() -> None:
-    """Each problem is reported with its place in the document."""
+    """All problems of a document of keys are reported together, each with its place."""
     bad = [
         row(tenant=""), row(key_sha256="XYZ"), row(requests_per_minute=0), row(models="demo"), row(tennant="x"),
         row(expires_at="tomorrow"), row(tokens_per_minute=True), 7,
@@ -59,7 +59,7 @@ def test_all_problems_of_a_document_are_reported_at_once() -> None:
 
 
 def test_quotas_for_requests_and_concurrency_state_when_to_retry() -> None:
-    """The next request is accepted right after the stated time, and not before."""
+    """A request beyond a quota is refused with a retry time, after which it is accepted."""
     quotas, tenant_caller = Quotas(), caller(requests_per_minute=2, concurrent_requests=2)
     permits = [quotas.enter(tenant_caller, prompt_tokens=1, output_tokens_max=1, now_s=0.0) for _ in range(2)]
     with pytest.raises(OverloadedError) as caught:

@@ -55,7 +55,7 @@ def push_text(choice: ChoiceSink, text: str) -> None:
 
 
 def test_a_stop_string_stops_the_worker_immediately() -> None:
-    """The worker does not wait for the other choices of the request, which may run for minutes."""
+    """A stop string cancels the leg immediately, and does not wait for the other choices of the request, which may run for minutes."""
     outlet, cancelled = RecordingOutlet(), []
     choice = make_choice(outlet, cancelled, "STOP")
     push_text(choice, "one two STOP three")
@@ -67,7 +67,7 @@ def test_a_stop_string_stops_the_worker_immediately() -> None:
 
 
 def test_the_start_of_a_stop_string_is_sent_at_the_end() -> None:
-    """An answer that ends with the beginning of a stop string is complete."""
+    """The held-back beginning of a stop string is sent when the answer ends with it."""
     outlet, cancelled = RecordingOutlet(), []
     choice = make_choice(outlet, cancelled, "STOP")
     push_text(choice, "one two STO")

@@ -74,7 +74,7 @@ def test_errors_name_the_field(prefix: str) -> None:
 
 
 def test_null_and_neutral_values_are_accepted() -> None:
-    """OpenAI's clients send such values for fields that they do not use."""
+    """Null and neutral values count as absent, because OpenAI's clients send them for fields that they do not use."""
     body = read_body(Whole, {**GOOD, "counts": None, "inner": {"sealed": "", "name": None}})
     assert body.counts is None and body.inner is not None
     for value in (None, "", []):

@@ -48,7 +48,7 @@ def test_a_damaged_set_is_not_used(tmp_path: Path) -> None:
 
 
 def test_the_number_of_sets_is_limited(tmp_path: Path) -> None:
-    """The least recently used sets are removed first. Temporary directories of killed processes are removed after an hour."""
+    """Beyond the limit, the least recently used sets are removed. Temporary directories of killed processes are removed after an hour."""
     cache = make_cache(tmp_path, sets_max=2)
     sets = [{"config.json": str(i).encode()} for i in range(3)]
     digests = [digest_of_contents(files) for files in sets]

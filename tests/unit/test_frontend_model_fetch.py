@@ -134,9 +134,7 @@ async def test_a_worker_limits_concurrent_streams(tmp_path: Path) -> None:
 
 
 async def test_a_worker_without_files_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A worker without servable files logs a warning and serves none. A link to a file outside the model's directory makes all files
-    unservable.
-    """
+    """A worker whose files are missing, or include a link to a file elsewhere, logs a warning and serves no files."""
     (tmp_path / "secret").write_text("key")
     model = write_files(tmp_path / "model")
     (model / "chat_template.json").symlink_to(tmp_path / "secret")
@@ -186,7 +184,7 @@ def _worker_card(digest: str) -> WorkerCard:
 
 
 def test_the_files_of_most_decode_workers_are_preferred() -> None:
-    """If two groups are equal, the one with the newest worker is preferred. A group without a decode worker does not count."""
+    """The files of most decode workers are used; of equal groups, those of the newest worker. Groups without a decode worker do not count."""
     old, new = ("d1", "decode", 1, "aa"), ("d2", "decode", 2, "bb")
     prefill = ("p1", "prefill", 9, "aa")
     assert Listing(workers=()).grouped() == []

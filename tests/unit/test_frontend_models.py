@@ -115,7 +115,7 @@ async def test_unknown_models_and_a_mesh_without_models_give_different_errors() 
 
 
 def test_invalid_cards_are_refused() -> None:
-    """A card that a worker wrote is not trusted."""
+    """Cards of workers are not trusted, so values that are no valid card raise UnsupportedError."""
     for value in (b"", b"[]", b"{}", b'{"name":"x","source":"y","context_tokens_max":"many"}'):
         with pytest.raises(UnsupportedError):
             read_card(value)
@@ -138,7 +138,7 @@ async def test_a_parser_that_does_not_match_is_logged_at_load(tmp_path: Path, ca
 
 
 async def test_a_model_is_served_while_it_has_a_decode_worker(tmp_path: Path) -> None:
-    """Cards and files describe the model. Without a decode worker its requests fail with UnavailableError, not NotFoundError."""
+    """Its workers' cards and files describe a model. Without a decode worker its requests fail with UnavailableError, not NotFoundError."""
     write_model(tmp_path)
     async with following() as mesh:
         models = mesh.models
@@ -275,7 +275,7 @@ def test_a_template_that_does_not_parse_is_refused() -> None:
 
 
 async def test_cards_of_deregistered_workers_are_removed(tmp_path: Path) -> None:
-    """Restarted workers have new names, so the cards would otherwise accumulate."""
+    """Cards of deregistered workers are removed, because restarted workers have new names."""
     directory = write_model(tmp_path)
     async with following() as mesh:
         await mesh.add_worker("stays", directory)
@@ -291,7 +291,7 @@ async def test_cards_of_deregistered_workers_are_removed(tmp_path: Path) -> None
 
 
 async def test_a_model_that_a_key_may_not_use_reads_as_an_absent_one(tmp_path: Path) -> None:
-    """Another wording would disclose that the model exists. Both messages say where to find the names of models."""
+    """A model that a key may not use has the error of an absent one, which does not disclose its existence. Both say where the names are."""
     write_model(tmp_path)
     async with following() as mesh:
         await mesh.add_worker("d0", tmp_path)

@@ -369,9 +369,7 @@ def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
 
 @pytest.mark.parametrize(("kind", "reason"), [(LostError, "worker_silent"), (UnavailableError, WORKER_UNREACHABLE)])
 def test_lost_workers_are_bounded(mesh: FakeMesh, model: ServedModel, kind: type[MeshError], reason: str) -> None:
-    """After `LOSSES_MAX` lost workers the request fails. The limit exceeds that for rejections, because several workers may leave before
-    routers notice.
-    """
+    """A request fails after `LOSSES_MAX` lost workers. Rejections have a lower limit; several workers may leave before routers notice."""
     mesh.faults = Faults(prefill=[kind("x", reason=reason, where=f"p{i}") for i in range(99)])
     _, answer = run(mesh, model, a_request(), placement_attempts=2)
     assert isinstance(answer, kind) and answer.reason == reason
@@ -418,7 +416,7 @@ def test_a_request_survives_one_dead_engine(mesh: FakeMesh, model: ServedModel) 
 
 
 def test_excluded_workers_are_used_again_when_no_others_remain(mesh: FakeMesh, model: ServedModel) -> None:
-    """More workers are lost than exist, because they restarted under the same names."""
+    """If every worker failed, the exclusions are dropped, because workers may have restarted under the same names."""
     mesh.faults = Faults(legs=[(n, LostError("x")) for n in (1, 2, 3, 4, 5)])
     outlet, answer = run(mesh, model, a_request(), is_whole=True)
     assert isinstance(answer, RequestResult), answer
@@ -427,7 +425,7 @@ def test_excluded_workers_are_used_again_when_no_others_remain(mesh: FakeMesh, m
 
 
 def test_the_first_failure_is_returned_when_no_worker_remains(mesh: FakeMesh, model: ServedModel) -> None:
-    """The client gets the failure of the first attempt instead of the router's `no_worker`."""
+    """If the router has no other worker, the client gets the failure of the first attempt instead of `no_worker`."""
     mesh.faults = Faults(prefill=[LostError("first")], place=[])
     placed = mesh.place
 
@@ -486,7 +484,7 @@ def test_a_denied_request_does_not_wait_for_workers(mesh: FakeMesh, model: Serve
 
 @pytest.mark.parametrize("reason", ["no_worker", "breakers_open"])
 def test_lost_embeddings_wait_until_a_worker_can_take_them(mesh: FakeMesh, model: ServedModel, reason: str) -> None:
-    """The router first refuses the second attempt. Its reports have the number of cached tokens."""
+    """Lost embeddings wait while the router refuses the second attempt. The final report has the number of cached tokens."""
     mesh.faults = Faults(link=[LostError("first")])
     placed, refusals = mesh.place, iter(range(12))
 
@@ -512,7 +510,7 @@ def test_lost_embeddings_wait_until_a_worker_can_take_them(mesh: FakeMesh, model
 
 @pytest.mark.parametrize("choices", [1, 2])
 def test_a_failure_that_another_worker_cannot_fix_is_returned(mesh: FakeMesh, model: ServedModel, choices: int) -> None:
-    """The client gets a typed error immediately, without another placement. The other choices are stopped."""
+    """An internal error is returned immediately, without another placement. The other choices are stopped."""
     error = InternalError("x")
     mesh.faults = Faults(leg_after=3, leg_error=error)
     outlet, answer = run(mesh, model, a_request(choices=choices))
@@ -581,7 +579,7 @@ def test_the_next_placement_describes_prompt_and_emitted_tokens(mesh: FakeMesh, 
 
 
 def test_a_finished_choice_gets_no_further_leg(mesh: FakeMesh, model: ServedModel) -> None:
-    """The other choices continue, each with its own tokens, and the placement counts only these."""
+    """After a loss only the unfinished choices continue, each with its own tokens, and the placement counts only these."""
     short, long = tokens_of(model.text, "Hello!"), tokens_of(model.text, TEXT)
     mesh.answer = lambda generation: short if generation.sampling.seed == 8 else long
     mesh.faults = Faults(legs=[(len(short) + 5, LostError("x"))])
@@ -636,7 +634,7 @@ def test_an_answer_that_no_engine_can_continue_ends_with_a_reason(mesh: FakeMesh
 def test_an_answer_that_was_not_sent_yet_restarts(
     mesh: FakeMesh, model: ServedModel, received: int, is_whole: bool
 ) -> None:
-    """If no engine can continue it, a unary answer restarts, and so does a stream whose text was all held back."""
+    """If no engine can continue an answer, a unary one restarts, and so does a stream whose text was all held back."""
     stop = ("Hello! How are we",)
     mesh.faults = Faults(legs=[(received, LostError("x"))], cannot_continue=UnsupportedError("no"))
     outlet, answer = run(mesh, model, a_request(sampling={"stop": stop}), is_whole=is_whole)
@@ -682,7 +680,7 @@ def run_hedged(
 
 @pytest.mark.usefixtures("quick_hedges")
 def test_a_slow_prompt_is_sent_to_a_second_prefill_worker(mesh: FakeMesh, model: ServedModel) -> None:
-    """The second worker answers, the first leg is cancelled, each placement is settled once, and the tokens are the same."""
+    """If the second prefill worker is faster, the first leg is cancelled, each placement is settled once, and the tokens are the same."""
 
     def change() -> None:
         mesh.faults.prefill_s_of["p0"] = 30.0
@@ -700,7 +698,7 @@ def test_a_slow_prompt_is_sent_to_a_second_prefill_worker(mesh: FakeMesh, model:
 @pytest.mark.usefixtures("quick_hedges")
 @pytest.mark.parametrize("second_s", [30.0, 0.03])
 def test_a_hedge_that_loses_is_cancelled(mesh: FakeMesh, model: ServedModel, second_s: float) -> None:
-    """The first worker answers, so the second leg is cancelled, or its handle is released if it was ready at the same time."""
+    """If the first prefill worker is faster, the second leg is cancelled, or its handle is released if it was ready at the same time."""
 
     def change() -> None:
         mesh.faults.prefill_s_of.update(p0=0.05, p1=second_s)
@@ -716,7 +714,7 @@ def test_a_hedge_that_loses_is_cancelled(mesh: FakeMesh, model: ServedModel, sec
 @pytest.mark.usefixtures("quick_hedges")
 @pytest.mark.parametrize("fails", ["place", "first", "second"])
 def test_a_hedged_prompt_survives_the_failure_of_one_worker(mesh: FakeMesh, model: ServedModel, fails: str) -> None:
-    """If no second worker can be placed, or one of the two fails, the other answers."""
+    """If no second prefill worker can be placed, or one of the two fails, the other one computes the prompt."""
 
     def change() -> None:
         mesh.faults.prefill_s_of.update(p0=0.05, p1=0.05)
@@ -754,7 +752,7 @@ def test_only_a_share_of_the_prompts_is_hedged(mesh: FakeMesh, model: ServedMode
 
 @pytest.mark.usefixtures("quick_hedges")
 def test_a_cancel_reaches_both_prefill_workers(mesh: FakeMesh, model: ServedModel) -> None:
-    """Both legs and both reservations are cancelled."""
+    """Cancelling a hedged request cancels both legs and both reservations."""
     mesh.expected_ttft_s = 0.01
 
     async def main() -> None:
@@ -943,7 +941,7 @@ def test_spans_link_the_placements(mesh: FakeMesh, model: ServedModel) -> None:
 
 
 def test_the_gap_during_a_continuation_is_an_inter_token_time(mesh: FakeMesh, model: ServedModel) -> None:
-    """The gap lasts from the last token before the loss to the first token after it."""
+    """The gap of a continuation, from the last token before the loss to the first one after it, counts as an inter-token time."""
 
     async def main() -> tuple[float, float]:
         pipeline = make_pipeline(mesh, StaticModels([model]))
@@ -1070,7 +1068,7 @@ def test_each_timeout_has_its_own_limit(mesh: FakeMesh, model: ServedModel, rece
 
 
 def test_the_time_between_prefill_and_decode_shortens_the_lease(mesh: FakeMesh, model: ServedModel) -> None:
-    """The decode worker must not rely on blocks that the prefill worker has already freed."""
+    """The lease in the handle is shorter by the time since the prefill, so that the decode worker does not rely on freed blocks."""
     mesh.faults = Faults(stands_still_s=12.0)
     _, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult), answer

@@ -103,7 +103,7 @@ def test_the_prefill_leg_scores_the_prompt(
 
 
 def test_a_failed_decode_leg_ends_the_attempt_while_tokens_are_held_back(mesh: FakeMesh, model: ServedModel) -> None:
-    """The failure does not wait for the prompt's log-probabilities."""
+    """A failed decode leg ends the attempt although its tokens wait for the prompt's log-probabilities."""
     model = replace(model, features=model.features | {"prompt_logprobs"})
     mesh.faults = Faults(prefill_s=5.0, leg_after=2, leg_error=LostError("x"))
     outlet, answer = run(mesh, model, a_request(sampling={"prompt_logprobs": 1}))

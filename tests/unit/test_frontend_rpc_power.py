@@ -148,7 +148,7 @@ async def test_forced_tool_choices(served: Served, stream: bool) -> None:
 
 
 async def test_strict_tools_and_structured_output(served: Served) -> None:
-    """Both become a grammar for the engine. An invalid schema is refused with its field."""
+    """Strict tools and structured output become a grammar for the engine. An invalid schema is refused with its field."""
     strict = pb.Tool(name="get_weather", parameters_json=SCHEMA, strict=True)
     await chat(served, tools=[strict])
     constraint = served.mesh.generations[-1].sampling.constraint
@@ -163,7 +163,7 @@ async def test_strict_tools_and_structured_output(served: Served) -> None:
 
 
 async def test_prompts_can_be_truncated_and_continued(served: Served) -> None:
-    """The fields are prompt_tokens_kept, continue_final_message, include_stop and add_special_tokens."""
+    """The fields prompt_tokens_kept, continue_final_message, include_stop and add_special_tokens work as over HTTP."""
     text = served.model.text
     long = "Hello! " * 400
     request = pb.GenerateRequest(model="tiny", text=long, options=pb.GenerationOptions(prompt_tokens_kept=7))

@@ -88,7 +88,7 @@ def test_prompt_logprobs_with_one_token(mesh: FakeMesh, model: ServedModel, choi
 
 
 def test_a_stop_string_and_a_stop_token(mesh: FakeMesh, model: ServedModel) -> None:
-    """Stops cut the text as with two legs."""
+    """A stop string and a stop token end the answer as they do with two legs."""
     text = first_text(model)
     outlet, _ = run(mesh, model, a_request(sampling={"max_tokens": 1, "stop": (text,)}))
     assert (outlet.texts.get(0, ""), outlet.endings[0].stop) == ("", text)

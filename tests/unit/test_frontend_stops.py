@@ -47,13 +47,13 @@ def test_only_possible_stops_are_held_back(pieces: list[str], stops: list[str]) 
 
 
 def test_a_long_stop_in_a_long_run_holds_back_a_bounded_text() -> None:
-    """The stop's length bounds the held-back text, not the answer's length."""
+    """The held-back text is shorter than the stop string, however long the answer is."""
     finder = StopFinder(["a" * 255 + "b"])
     assert sum(len(finder.push("a" * 16)) for _ in range(1000)) >= 16_000 - 255
 
 
 def test_a_stop_may_begin_inside_the_held_back_text() -> None:
-    """The first character of the stop comes twice, so the held-back text begins at the second one."""
+    """If the stop's first character is repeated, the held-back text begins at the second one."""
     finder = StopFinder(["abc"])
     assert finder.push("xaa") == "xa"
     assert finder.push("b") == ""

@@ -69,7 +69,7 @@ async def test_choices_share_a_write(model: ServedModel) -> None:
 
 
 async def test_a_single_choice_is_written_immediately(model: ServedModel) -> None:
-    """No chunk waits for the next iteration of the event loop. Only the text differs between chunks."""
+    """A chunk of a single choice does not wait for the next iteration of the event loop. Only the text differs between chunks."""
     stream, socket = stream_of(model, 1)
     stream.on_text(0, "a", [7], logprobs=None)
     stream.on_text(0, 'b"\n\u00e9', [8], logprobs=None)
@@ -80,7 +80,7 @@ async def test_a_single_choice_is_written_immediately(model: ServedModel) -> Non
 
 
 async def test_an_answer_that_arrives_complete_is_one_write(model: ServedModel) -> None:
-    """The only text waits for the end that arrives with it. An answer with more tokens to come does not wait."""
+    """If all tokens arrive at once, the text waits for the end and is written with it. An answer with fewer tokens does not wait."""
     ending = Ending(reason=FinishReason.LENGTH, output_tokens=2)
     whole, socket = stream_of(model, 1, tokens_max=2)
     whole.on_text(0, "ab", [7, 8], logprobs=None)
@@ -128,7 +128,7 @@ async def test_an_answer_is_sent_unless_the_connection_is_closed_first(
 
 @pytest.mark.parametrize("end", ["well", "failed", "abandoned"])
 async def test_a_finished_stream_sends_no_keepalives(model: ServedModel, end: str) -> None:
-    """Bytes after the last chunk would be parsed as the beginning of the next response on the connection."""
+    """A finished stream writes nothing, because clients would parse it as the beginning of the next response on the connection."""
     stream, socket = stream_of(model, 1)
     stream.on_text(0, "Hello", [7], logprobs=None)
     if end == "well":

@@ -38,7 +38,7 @@ def schema_of(request: Request) -> Any:
 
 
 def test_required_allows_any_tool_with_its_own_arguments() -> None:
-    """References still resolve to their definitions. The arguments of another tool are invalid."""
+    """The schema allows any tool with its own arguments, whose references resolve to their definitions, and refuses those of another tool."""
     schema = schema_of(request_with(ToolChoice(mode=ToolMode.REQUIRED), tool("go", POINT), tool("stop")))
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid([{"name": "go", "parameters": {"x": 1}}, {"name": "stop", "parameters": {}}])
@@ -50,7 +50,7 @@ def test_required_allows_any_tool_with_its_own_arguments() -> None:
 
 
 def test_named_uses_the_tools_own_schema() -> None:
-    """A tool without a schema gets an object."""
+    """A named choice uses the tool's own schema, or an object if the tool has none."""
     choice = ToolChoice(mode=ToolMode.NAMED, name="go")
     assert schema_of(request_with(choice, tool("stop"), tool("go", POINT))) == POINT
     assert schema_of(request_with(choice, tool("go")))["type"] == "object"
@@ -78,7 +78,7 @@ def test_contradictions_are_refused() -> None:
 
 
 def test_strict_tools_require_a_family_with_tags() -> None:
-    """A family without tags is refused with the tool's field."""
+    """Strict tools become structural tags. A family without tags is refused with the tool's field."""
     request = request_with(ToolChoice(strict=("b",)), tool("a"), tool("b", POINT))
     constraint = with_tool_constraint(request, TOOL_FAMILIES["hermes"]).sampling.constraint
     assert constraint is not None and constraint.kind is ConstraintKind.STRUCTURAL_TAG
@@ -121,7 +121,7 @@ def test_strict_calls_are_parsed(family: str, is_parallel: bool) -> None:
 
 
 def test_auto_and_no_tools_add_no_constraint() -> None:
-    """The request stays the same."""
+    """A request with the mode auto, or without tools, stays the same."""
     for request in (request_with(ToolChoice(), tool("a")), request_with(ToolChoice(mode=ToolMode.REQUIRED))):
         assert with_tool_constraint(request, None) is request
 

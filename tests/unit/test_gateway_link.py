@@ -101,7 +101,7 @@ async def test_refusals_are_raised():
 
 
 async def test_queued_asks_are_placed_when_there_is_capacity():
-    """The queue is in order, and placements have the queueing time."""
+    """Queued asks are placed in order, with their queueing time."""
     async with running_rig() as rig:
         first = await rig.link.place(ask("r1"), timeout_s=PATIENCE_S)
         waiting = [asyncio.create_task(rig.link.place(ask(f"r{n}"), timeout_s=PATIENCE_S)) for n in (2, 3)]
@@ -141,7 +141,7 @@ async def test_an_ask_that_stops_waiting_leaves_the_queue():
 
 
 async def test_a_placement_that_crosses_a_cancellation_is_released():
-    """The placement and the cancellation happen in the same iteration of the event loop."""
+    """A placement is released if its ask is cancelled in the same iteration of the event loop."""
     async with running_rig(report_delay_s=0) as rig:
         first = await rig.link.place(ask("r1"), timeout_s=PATIENCE_S)
         crossed = asyncio.create_task(rig.link.place(ask("r2"), timeout_s=PATIENCE_S))
@@ -181,7 +181,7 @@ async def test_asks_wait_for_a_router_that_joins():
 
 
 async def test_closing_fails_all_waiting_asks():
-    """Queued and later asks fail. Reports that were already sent still count."""
+    """After the link is closed, queued and later asks fail. Reports that were already sent still count."""
     async with running_rig() as rig:
         first = await rig.link.place(ask("r1"), timeout_s=PATIENCE_S)
         waiting = asyncio.create_task(rig.link.place(ask("r2"), timeout_s=PATIENCE_S))

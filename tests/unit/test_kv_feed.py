@@ -93,7 +93,7 @@ def test_a_gap_in_the_history_is_a_snapshot(known: int, is_snapshot: bool) -> No
 
 
 async def test_a_watcher_that_leaves_is_removed() -> None:
-    """Routers join and leave, so their buffers must not accumulate."""
+    """A watcher that ends frees its buffer, so that buffers of former routers do not accumulate."""
     feed = KvEventFeed(epoch=1, history_max=10, buffer_max=10)
     watch = feed.watch()
     await anext(watch)
@@ -115,7 +115,7 @@ async def test_a_watcher_gets_snapshot_then_changes_without_a_gap() -> None:
 
 
 async def test_a_watcher_that_lags_is_ended() -> None:
-    """A slow watcher has a bounded buffer. The error makes it subscribe again."""
+    """A watcher whose buffer is full ends with OverloadedError, so that the router subscribes again."""
     feed = KvEventFeed(epoch=1, history_max=10, buffer_max=2)
     watch = feed.watch()
     await anext(watch)

@@ -94,7 +94,7 @@ class TestLimits:
 
 class TestFailures:
     def test_nothing_is_pulled_over_a_failing_path(self, known: KvPaths, caplog: pytest.LogCaptureFixture) -> None:
-        """Other paths still work. The load record and the log report the failure, the log only once."""
+        """A failing path is not used, while other paths are. The load record and the log report the failure, the log only once."""
         with caplog.at_level(logging.INFO):
             first, second = begin(known), begin(known)
             for pull in (first, second):
@@ -125,7 +125,7 @@ class TestFailures:
         assert known.begin(handle(handle_id="check"), 1.0) is None
 
     def test_checks_are_made_after_a_pause_that_grows_to_its_limit(self, known: KvPaths) -> None:
-        """The limit of the pause bounds how late a recovered path is noticed."""
+        """The pause between checks has a limit, which bounds how late a recovered path is noticed."""
         fail(known, 10.0)
         assert known.due_checks(10.9) == [] and known.due_checks(11.0) == ["p1"]
         for now_s in (11.0, 13.0, 15.0):
@@ -145,7 +145,7 @@ class TestFailures:
         assert not known.failing()
 
     def test_a_restarted_source_is_used_again(self, known: KvPaths) -> None:
-        """The late failure of a pull from the earlier process does not count for the new one."""
+        """A new epoch of the source ends the failure. A late failure of a pull from the earlier process does not count."""
         old = begin(known)
         fail(known)
         assert known.begin(handle(epoch=2), 1.0) is not None
@@ -195,7 +195,7 @@ class TestCauses:
 
     @pytest.mark.parametrize(("peer", "is_named"), [(b"..\x0a\x00\x00\x01..", False), (b"..\xac\x11\x00\x01..", True)])
     def test_metadata_without_the_source_address(self, peer: bytes, is_named: bool) -> None:
-        """An example is metadata with the address of docker0, which is the same on every host."""
+        """Metadata without the source's address, such as that of docker0, which is the same on every host, names UCX_NET_DEVICES."""
         failure = Failure(reason="kv_peer_lost", message="lost", peer=peer)
         cause = find_cause(failure, source_host="10.0.0.1", own_host="10.0.0.2")
         assert cause is not None and cause.reason == "unreachable"
@@ -218,7 +218,7 @@ class TestCauses:
     def test_a_worker_detects_that_its_kv_is_unreachable(
         self, source: str | bytes, host: str, reason: str | None
     ) -> None:
-        """The worker's own handle shows it before the first pull. On loopback every worker can reach it."""
+        """A worker's own handle shows that other hosts cannot reach its KV. A worker on loopback has no such fault."""
         fault = find_own_fault(source, host)
         assert (fault.reason if fault else None) == reason
 

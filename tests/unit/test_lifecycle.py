@@ -138,7 +138,7 @@ def test_a_part_that_cannot_start() -> None:
 
 
 def test_a_start_that_hangs_times_out() -> None:
-    """The error has the timeout as its cause."""
+    """A start that hangs ends at its timeout, which is the cause of the error."""
     call_log = CallLog()
     with pytest.raises(PartFailedError) as caught:
         run_virtual(run_parts([call_log.part("a", start=forever)], stop=asyncio.Event(), settings=SETTINGS))
@@ -160,7 +160,7 @@ def test_stop_while_starting() -> None:
 
 
 def test_a_part_that_fails_while_running_stops_everything() -> None:
-    """The failure is raised and all parts are closed, without a drain."""
+    """The failure of a running part is raised, and all parts are closed without a drain."""
     call_log = CallLog()
 
     async def body() -> None:
@@ -216,7 +216,7 @@ def test_a_hurry_ends_the_drain_and_shortens_closing() -> None:
 
 
 def test_cancelling_the_runner_closes_the_parts() -> None:
-    """CancelledError is raised after the parts are closed."""
+    """If the runner is cancelled, it raises CancelledError after the parts are closed."""
     call_log = CallLog()
 
     async def main() -> None:
@@ -264,7 +264,7 @@ def test_a_process_runs_until_it_gets_a_signal() -> None:
 
 
 def test_run_uses_uvloop() -> None:
-    """uvloop is installed with kvmesh."""
+    """`run` uses uvloop, which is installed with kvmesh."""
 
     async def main() -> str:
         return type(asyncio.get_running_loop()).__module__

@@ -7,7 +7,7 @@ from tests.virtual_loop import run_virtual
 
 
 def test_a_wait_ends_with_the_first_notification_after_its_minimum() -> None:
-    """Earlier notifications are ignored. Without a notification the wait ends after its maximum."""
+    """A wait ends with the first notification after its minimum, or else after its maximum. Earlier notifications are ignored."""
 
     async def main() -> None:
         loop, signal = asyncio.get_running_loop(), LoadSignal()

@@ -38,7 +38,7 @@ def placed(workers: list[Described], **changes: Any) -> tuple[str, str, Handoff 
 
 
 def test_pairs_have_compatible_kv() -> None:
-    """A prefill worker with another KV layout is not used, and the decode worker computes the prompt."""
+    """Pairs have the same KV layout. If no prefill worker has the decode worker's layout, the decode worker computes the prompt."""
     assert placed([worker("p", "prefill"), worker("d", "decode")]) == ("p", "d", Handoff.SEQUENTIAL)
     assert placed([worker("p", "prefill", key="other"), worker("d", "decode")]) == ("", "d", None)
     meeting = {"handoffs": RENDEZVOUS}

@@ -24,7 +24,7 @@ def worker_view(name: str, **options: object) -> WorkerView:
 
 
 def test_the_state_is_the_first_reason_for_exclusion() -> None:
-    """The registry's reason precedes the router's. A worker that only one of them knows is listed too."""
+    """A worker's state is the registry's reason for its exclusion, or else the router's. Workers that only one of them knows are listed too."""
     instances = [
         instance("d1"),
         instance("d2", health=Health.CRITICAL),

@@ -56,7 +56,7 @@ def test_enum_tables_are_complete() -> None:
 
 
 def test_unknown_numbers_of_enums() -> None:
-    """Unknown numbers are skipped in a list, and otherwise refused with the field's name."""
+    """Unknown numbers of enums are skipped in a list, and otherwise refused with the field's name."""
     capabilities = model_pb2.Capabilities(engine="e", roles=[model_pb2.ROLE_DECODE, 99])
     assert worker._CAPABILITIES.decode(capabilities).roles == (Role.DECODE,)
     assert isinstance(worker._CAPABILITIES.decode(capabilities), Capabilities)

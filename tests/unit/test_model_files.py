@@ -75,14 +75,14 @@ def test_only_listed_data_files_are_served(tmp_path: Path) -> None:
     ],
 )
 def test_names_that_are_refused(name: str) -> None:
-    """The name determines the file that a frontend writes."""
+    """Names of other files are refused, because the name determines the file that a frontend writes."""
     assert not is_model_file(name)
     with pytest.raises(UnavailableError, match="no tokenizer"):
         FileAssembler("").add(name, b"", is_last=True)
 
 
 def test_links_may_only_lead_into_the_directory_or_the_hubs_blobs(tmp_path: Path) -> None:
-    """Any other link would serve a file outside the model."""
+    """Links may lead to the model's directory or to blobs of the hub's cache. Any other link would serve a file outside the model."""
     repository = tmp_path / "models--org--name"
     write(repository / "blobs", {"abc": b"{}"})
     snapshot = repository / "snapshots" / "commit"
@@ -159,7 +159,7 @@ def test_the_assembler_accepts_only_files_with_the_digest() -> None:
 
 
 def test_parts_out_of_order_are_refused() -> None:
-    """Files must not interleave or repeat, and a file needs its last part."""
+    """Parts of two files must not interleave, no file may repeat, and a file needs its last part."""
     files = FileAssembler("")
     files.add("config.json", b"{", is_last=False)
     with pytest.raises(UnavailableError, match="digest"):
