@@ -24,8 +24,8 @@ def main() -> int:
     parser.add_argument("--faults", choices=sorted(SCRIPTS), default="none")
     parser.add_argument("--mesh", choices=sorted(MESHES), default="small")
     parser.add_argument("--load", choices=sorted(LOADS), default="calm")
-    parser.add_argument("--trace", type=Path, help="file to write what happened to, line by line")
-    parser.add_argument("--log", default="ERROR", help="level of the services' own logs")
+    parser.add_argument("--trace", type=Path, help="file for the trace, one event per line")
+    parser.add_argument("--log", default="ERROR", help="log level of the services")
     given = parser.parse_args()
     logging.basicConfig(level=given.log, format="%(levelname)s %(name)s %(message)s")
     report = run(given.seed, given.requests, faults=given.faults, mesh=given.mesh, load=given.load)
@@ -35,7 +35,7 @@ def main() -> int:
     print(f"requests  {dict(sorted(report.outcomes.items()))}")
     print(f"cancelled {dict(sorted(report.cancelled_in.items()))}")
     print(f"tokens    {report.tokens} in {report.crossings} messages")
-    print(f"time      {report.virtual_s:.1f} s virtual, {report.wall_s:.1f} s here, {report.cpu_s:.1f} s of processor")
+    print(f"time      {report.virtual_s:.1f} s virtual, {report.wall_s:.1f} s real, {report.cpu_s:.1f} s CPU")
     for problem in report.problems:
         print(f"PROBLEM   {problem}")
     for reason, count in sorted(report.failed.items()):

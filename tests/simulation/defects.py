@@ -185,7 +185,7 @@ def _adoption_lost(adopt: Function) -> Function:
 DEFECTS: dict[str, Defect] = {
     "reservation-leaked": Defect(
         where="services.router.core:RouterCore.report",
-        harm="A router ignores that a client left; the reservation counts until it expires.",
+        harm="A router ignores that a client disconnected; the reservation counts until it expires.",
         make=_reservation_leaked,
         seeds=(5,),
     ),
@@ -210,24 +210,24 @@ DEFECTS: dict[str, Defect] = {
     ),
     "usage-counted-twice": Defect(
         where="services.frontend.pipeline.request_run:RequestRun.usage",
-        harm="A continued answer is billed for a token more.",
+        harm="A continued answer is billed for one token too many.",
         make=_usage_twice,
         seeds=(2,),
     ),
     "cancel-not-forwarded-to-prefill": Defect(
         where="kvmesh.rpc.leg_link:GrpcLegLink.submit_nowait",
-        harm="A prefill worker goes on for a client that has left, and nobody wants its handle.",
+        harm="A prefill worker continues for a client that has disconnected; its handle is never used.",
         make=_cancel_kept,
     ),
     "view-stale-after-registry-restart": Defect(
         where="kvmesh.discovery.watching:WatchState.on_response",
-        harm="After the registry lost its state, nobody sees changes any more.",
+        harm="After the registry lost its state, watchers see no further changes.",
         make=_view_stale,
         needs=(EMPTY, RESTART),
     ),
     "breaker-never-closes": Defect(
         where="services.router.health.breaker:Breaker.close",
-        harm="A worker that failed once gets single probes for ever.",
+        harm="A worker that failed once gets only single probes forever.",
         make=_never_closes,
         seeds=(6,),
     ),
@@ -239,7 +239,7 @@ DEFECTS: dict[str, Defect] = {
     ),
     "slot-leaked-on-refusal": Defect(
         where="kvmesh.worker.worker:Worker.submit_nowait",
-        harm="A leg that the engine refuses occupies its slot for ever.",
+        harm="A leg that the engine refuses occupies its slot forever.",
         make=_slot_leaked,
         needs=(REFUSE,),
         seeds=(76,),
@@ -252,7 +252,7 @@ DEFECTS: dict[str, Defect] = {
     ),
     "draining-worker-accepts": Defect(
         where="kvmesh.worker.worker:Worker._check_open",
-        harm="A worker that drains takes new requests, and loses them when it ends.",
+        harm="A draining worker accepts new requests, and loses them when it ends.",
         make=_drain_ignored,
         needs=(DRAIN,),
     ),
@@ -264,7 +264,7 @@ DEFECTS: dict[str, Defect] = {
     ),
     "adoption-lost": Defect(
         where="kvmesh.rpc.router.link:GrpcRouterLink._have_adopted",
-        harm="Requests of a router that died are reported to nobody.",
+        harm="No router receives the reports of a dead router's requests.",
         make=_adoption_lost,
         needs=(frozenset({"kill", "restart-router", "reset", "partition"}),),
     ),

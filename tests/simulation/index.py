@@ -42,7 +42,7 @@ SETTLED_WITHIN_S = 8.0
 PROMPTS = 12
 LENGTH = 24
 TIERS = (KvTier.DEVICE, KvTier.DEVICE, KvTier.DEVICE, KvTier.HOST, KvTier.DISK)
-GONE = UnavailableError("the worker's process is gone", reason="worker_gone")
+GONE = UnavailableError("the worker's process has ended", reason="worker_gone")
 
 
 def prompt(number: int) -> list[int]:
@@ -300,8 +300,8 @@ class IndexSimulation:
             if self._is_settled():
                 return
             await asyncio.sleep(0.1)
-        told = {name: (w.feed and (w.feed.trust, w.feed.reason)) for name, w in self.router.fleet.workers.items()}
-        raise AssertionError(f"not exact {SETTLED_WITHIN_S:g} s after the last fault: {told}")
+        states = {name: (w.feed and (w.feed.trust, w.feed.reason)) for name, w in self.router.fleet.workers.items()}
+        raise AssertionError(f"the index is not exact {SETTLED_WITHIN_S:g} s after the last fault: {states}")
 
     def _is_settled(self) -> bool:
         for worker in self.workers:
@@ -374,13 +374,13 @@ def run_many(first: int, count: int) -> None:
 def main() -> int:
     """Returns 0 if the index was right in all runs."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.index", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="the first one")
-    parser.add_argument("--seeds", type=int, default=1, help="how many")
+    parser.add_argument("--seed", type=int, default=1, help="first seed")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
     given = parser.parse_args()
     started_s = time.process_time()
     run_many(given.seed, given.seeds)
     print(
-        f"{given.seeds} runs from seed {given.seed} on, all exact, in {time.process_time() - started_s:.1f} s of processor"
+        f"{given.seeds} runs from seed {given.seed} on, all exact, in {time.process_time() - started_s:.1f} s of CPU time"
     )
     return 0
 
