@@ -214,11 +214,11 @@ def test_contents_have_the_form_that_the_template_supports(oracle: Oracle, name:
 
 
 @pytest.mark.parametrize("name", ["chatml_tools", "headers", "instructions", "demo"])
-@pytest.mark.parametrize("said", ["It is", "It is ", "a", "Hi", "user", "日本 🙂", "two\nlines\n"])
-def test_a_continued_message_ends_where_hugging_face_ends_it(oracle: Oracle, name: str, said: str) -> None:
+@pytest.mark.parametrize("final_text", ["It is", "It is ", "a", "Hi", "user", "日本 🙂", "two\nlines\n"])
+def test_a_continued_message_ends_where_hugging_face_ends_it(oracle: Oracle, name: str, final_text: str) -> None:
     """Also if the text occurs elsewhere in the prompt, or ends with whitespace that the template strips."""
     source = next(text for key, text in SOURCES.items() if name in key)
-    messages = [{"role": "user", "content": "Hi a"}, {"role": "assistant", "content": said}]
+    messages = [{"role": "user", "content": "Hi a"}, {"role": "assistant", "content": final_text}]
     case = {
         "source": source,
         "special_tokens": SPECIAL_TOKENS,

@@ -88,14 +88,14 @@ async def test_a_continued_message_may_be_in_the_middle_of_reasoning(tmp_path: P
     """The parser finds the opening mark in the prompt, however long ago it was."""
     async with answering(write(tmp_path, template=TEMPLATE + "{# <think> #}"), " so.</think>Paris.") as running:
         asked = BODY | {"continue_final_message": True, "add_generation_prompt": False}
-        for begun, reasoning, said in (
+        for begun, reasoning, expected_text in (
             ("<think>" + "word " * 50, "so.", "Paris."),
             ("<think>Hm.</think>It is", None, " so.</think>Paris."),
         ):
             messages = [*MESSAGES, {"role": "assistant", "content": begun}]
             _, whole, _ = await running.post(CHAT, asked | {"messages": messages})
             message = whole["choices"][0]["message"]
-            assert (message.get("reasoning_content"), message["content"]) == (reasoning, said)
+            assert (message.get("reasoning_content"), message["content"]) == (reasoning, expected_text)
 
 
 async def test_arguments_stream(tmp_path: Path) -> None:

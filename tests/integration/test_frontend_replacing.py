@@ -35,7 +35,7 @@ from tests.frontend_mesh import FakeMesh, cut_off, served_model, tokens_of
 from tests.integration.test_frontend_batches import jsonl, openai_client, read_lines, start_batch, wait_ended
 from tests.integration.test_frontend_parsers import TEMPLATE, TOOLS, write
 
-SAID = '<think>Let me see.</think>Well 🙂.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+ANSWER_TEXT = '<think>Let me see.</think>Well 🙂.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 BROKEN = "<think>Hm.</think><tool_call>\nnothing\n</tool_call> and more"
 """A malformed call, which gives a warning that belongs to the answer."""
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -64,9 +64,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 @pytest.fixture
 async def served(model: ServedModel, tmp_path: Path) -> AsyncIterator[Served]:
-    said = tokens_of(model.text, SAID)
+    answer_text = tokens_of(model.text, ANSWER_TEXT)
     async with running_apps(
-        [model], FakeMesh(answer=lambda _: said), tmp_path, apps=AppSettings(batches=QUICK)
+        [model], FakeMesh(answer=lambda _: answer_text), tmp_path, apps=AppSettings(batches=QUICK)
     ) as running:
 
         def add(server: grpc.aio.Server) -> None:
@@ -200,18 +200,18 @@ def comparable(answer: Any) -> str:
     return re.sub(r'"(created|created_at|completed_at)": \d+', r'"\1": 0', text)
 
 
-@pytest.mark.parametrize("said", [SAID, BROKEN], ids=["calls", "broken"])
+@pytest.mark.parametrize("answer_text", [ANSWER_TEXT, BROKEN], ids=["calls", "broken"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_every_answer_continues(served: Served, model: ServedModel, path: str, said: str) -> None:
+async def test_every_answer_continues(served: Served, model: ServedModel, path: str, answer_text: str) -> None:
     """Two placements are lost, in the middle of a call and of a character. The answer equals that of an undisturbed request.
 
     For streams every event is compared.
     """
-    tokens = tokens_of(model.text, said)
+    tokens = tokens_of(model.text, answer_text)
     served.mesh.answer = lambda _: tokens
     expected = comparable(await PATHS[path](served))
     placed = len(served.mesh.asks)
-    first = len(tokens_of(model.text, said.partition("}}")[0])) - 8
+    first = len(tokens_of(model.text, answer_text.partition("}}")[0])) - 8
     served.mesh.faults.legs = [(first, LostError("killed")), (5, LostError("killed"))]
     assert comparable(await PATHS[path](served)) == expected
     assert len(served.mesh.asks) > placed + 1
@@ -223,7 +223,7 @@ async def test_every_answer_continues(served: Served, model: ServedModel, path: 
 @pytest.mark.parametrize("path", ["chat tools", "messages", "batch", "grpc chat"])
 async def test_an_answer_that_is_not_streamed_can_restart(served: Served, model: ServedModel, path: str) -> None:
     """If no engine can continue the answer, it restarts, and the body is that of the last placement alone."""
-    tokens = tokens_of(model.text, SAID)
+    tokens = tokens_of(model.text, ANSWER_TEXT)
     expected = comparable(await PATHS[path](served))
     served.mesh.faults = cut_off(len(tokens) - 3)
     assert comparable(await PATHS[path](served)) == expected

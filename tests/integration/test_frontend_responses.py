@@ -396,10 +396,12 @@ async def test_structured_output_needs_a_capable_model(model: ServedModel, tmp_p
         assert (status, answer["error"]["param"]) == (400, "text.format")
 
 
-@pytest.mark.parametrize("said", ['[{"', '[{"name": "get_weather", "parameters": {}}, {"'])
-async def test_a_forced_call_that_was_cut_off_gives_no_text(model: ServedModel, tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("answer_text", ['[{"', '[{"name": "get_weather", "parameters": {}}, {"'])
+async def test_a_forced_call_that_was_cut_off_gives_no_text(
+    model: ServedModel, tmp_path: Path, answer_text: str
+) -> None:
     """Neither the deltas nor the message contain the punctuation of the list of calls."""
-    tokens = tokens_of(model.text, said, ends=False)
+    tokens = tokens_of(model.text, answer_text, ends=False)
     body = {**BODY, "tools": [TOOL], "tool_choice": "required", "max_output_tokens": len(tokens)}
     async with running_apps([model], FakeMesh(answer=lambda _: tokens), tmp_path) as running:
         events = await running.events(PATH, body)
@@ -410,4 +412,4 @@ async def test_a_forced_call_that_was_cut_off_gives_no_text(model: ServedModel, 
             texts = [part["text"] for item in response["output"] for part in item.get("content") or []]
             assert not any(texts)
             calls = [item for item in response["output"] if item["type"] == "function_call"]
-            assert len(calls) == said.count("}}")
+            assert len(calls) == answer_text.count("}}")

@@ -118,9 +118,9 @@ async def test_all_tokens_that_usage_counts_are_listed(running: Running, path: s
     name = "content" if path == CHAT else "tokens"
     listed = [entry for each in choices for entry in (each["logprobs"] or {}).get(name, [])]
     assert listed == choice["logprobs"][name] and len(listed) == count
-    said = choice["message"]["content"] if path == CHAT else choice["text"]
-    assert content(events) == said
-    assert "deep" not in said if "stop" in more else EOS not in said
+    shown_text = choice["message"]["content"] if path == CHAT else choice["text"]
+    assert content(events) == shown_text
+    assert "deep" not in shown_text if "stop" in more else EOS not in shown_text
 
 
 async def test_tokens_named_by_id(running: Running, client: openai.AsyncOpenAI) -> None:
@@ -145,9 +145,9 @@ async def test_tokens_named_by_id(running: Running, client: openai.AsyncOpenAI) 
     chat = await client.chat.completions.create(
         model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=1, extra_body=asks
     )
-    said: Any = chat.choices[0]
-    assert [int(each.token.removeprefix("token_id:")) for each in said.logprobs.content] == said.token_ids
-    assert said.logprobs.content[0].top_logprobs[0].token == "token_id:300"
+    chosen: Any = chat.choices[0]
+    assert [int(each.token.removeprefix("token_id:")) for each in chosen.logprobs.content] == chosen.token_ids
+    assert chosen.logprobs.content[0].top_logprobs[0].token == "token_id:300"
 
 
 async def test_prompt_logprobs_are_null_by_default(client: openai.AsyncOpenAI) -> None:

@@ -130,13 +130,13 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
         await load.killing.wait()
         placed = await metric(routers, "kvmesh_router_placed_requests_total")
         assert min(placed) > KILLED_AFTER / 4, placed  # Both routers are in use.
-        doomed = next(pid for pid in mesh.pids("router"))
-        os.kill(doomed, signal.SIGKILL)
+        killed = next(pid for pid in mesh.pids("router"))
+        os.kill(killed, signal.SIGKILL)
         await running
         assert not load.problems, (len(load.problems), load.problems[:5])
         assert load.statuses == {200: REQUESTS}
 
-        alive = [each for each in routers if not each.instance_id.endswith(f"-{doomed}")]
+        alive = [each for each in routers if not each.instance_id.endswith(f"-{killed}")]
         assert len(alive) == 1
         assert sum(placed) < REQUESTS / 2 < sum(await metric(alive, "kvmesh_router_placed_requests_total"))
 

@@ -241,8 +241,8 @@ async def test_each_ask_of_a_message_is_answered():
         asks = [pb.Ask(ask_id=n, request_id=f"r{n}", prompt_tokens=3, model="demo") for n in range(1, 6)]
         asks[1].ClearField("model")
         await call.write(pb.RouteRequest(asks=asks))
-        said = await _answers(call, 5)
-        assert said == {1: "d1", 3: "d1", 4: "d1", 2: "invalid_request", 5: "queued"}
+        responses = await _answers(call, 5)
+        assert responses == {1: "d1", 3: "d1", 4: "d1", 2: "invalid_request", 5: "queued"}
         report = to_report(1, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         more = pb.Ask(ask_id=6, request_id="r6", prompt_tokens=3, model="demo")
         await call.write(pb.RouteRequest(reports=[report], asks=[more]))
@@ -255,14 +255,14 @@ async def _answers(call, count: int, *, placed: Collection[int] = ()) -> dict[in
 
     The router repeats `queued` while an ask waits, so that answer is not final for an ask in `placed`.
     """
-    said: dict[int, str] = {}
+    responses: dict[int, str] = {}
     async with asyncio.timeout(PATIENCE_S):
-        while len(said) < count or any(said.get(ask_id, "queued") == "queued" for ask_id in placed):
+        while len(responses) < count or any(responses.get(ask_id, "queued") == "queued" for ask_id in placed):
             message = await call.read()
             for placement in message.placements:
-                said[placement.ask_id] = placement.decode.worker_id
+                responses[placement.ask_id] = placement.decode.worker_id
             for refusal in message.refusals:
-                said[refusal.ask_id] = refusal.error.reason
+                responses[refusal.ask_id] = refusal.error.reason
             for ask_id in message.queued_ask_ids:
-                said.setdefault(ask_id, "queued")
-    return said
+                responses.setdefault(ask_id, "queued")
+    return responses
