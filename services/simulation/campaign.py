@@ -66,10 +66,10 @@ class Totals:
         """As text for people."""
         per_cpu_s = self.seeds / self.cpu_s if self.cpu_s else 0.0
         return (
-            f"seeds     {self.seeds}, {self.faults} faults, {per_cpu_s:.2f} seeds per second of processor",
+            f"seeds     {self.seeds}, {self.faults} faults, {per_cpu_s:.2f} seeds per CPU-second",
             f"requests  {self.requests}: {dict(sorted(self.outcomes.items()))}",
             f"          {self.continued} continued on another worker, {self.tokens} tokens, {self.messages} messages",
-            f"time      {self.virtual_s:.0f} s virtual, {self.cpu_s:.0f} s of processor",
+            f"time      {self.virtual_s:.0f} s virtual, {self.cpu_s:.0f} s of CPU time",
         )
 
 

@@ -69,11 +69,11 @@ def token_of(stack: Stack, service: str) -> str:
 
 
 def worker_of(stack: Stack, consul: ConsulAdmin, service: str) -> tuple[str, str]:
-    """Returns id and address of a worker."""
+    """Returns id and address of a worker. An earlier container with the same address may still be registered, as critical."""
     host = stack.address(stack.containers(service)[0])
-    listed = consul.call("GET", f"/v1/catalog/service/kvmesh-{service}")
-    [found] = [each for each in listed if each["ServiceAddress"] == host]
-    return str(found["ServiceID"]), f"{host}:{GRPC}"
+    listed = consul.call("GET", f"/v1/health/service/kvmesh-{service}?passing=1")
+    [found] = [each["Service"] for each in listed if each["Service"]["Address"] == host]
+    return str(found["ID"]), f"{host}:{GRPC}"
 
 
 def test_a_rogue_container_can_neither_register_nor_drain_nor_read_kv(stack: Stack, consul: ConsulAdmin) -> None:

@@ -79,7 +79,8 @@ async def test_registers_until_closed(registry: ConsulRegistry, mine: Registrati
     await until(registry, mine.service, takes_requests)
     for _ in range(12):
         await asyncio.sleep(TTL_S / 10)
-        assert (await registry.instances(mine.service)).instances[0].takes_requests
+        # On a busy machine a heartbeat may be late. Without heartbeats the instance never takes requests again.
+        await until(registry, mine.service, takes_requests)
     await one.aclose()
     assert (await registry.instances(mine.service)).instances == ()
     await one.aclose()

@@ -16,11 +16,9 @@ BREAKER = BreakerSettings(failures_max=3, pause_min_s=1.5)
 
 @pytest.fixture(autouse=True)
 def quick_detection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One probe closes a breaker. Less evidence and time are needed to detect a wedged worker or an impossible overlap."""
+    """One probe closes a breaker. Less evidence and time are needed to detect an impossible overlap."""
     monkeypatch.setattr(breaker, "PROBES_MAX", 1)
     monkeypatch.setattr(breaker, "PROBE_SUCCESSES", 1)
-    monkeypatch.setattr(wedge, "WAIT_MIN_S", 0.3)
-    monkeypatch.setattr(wedge, "WAIT_MAX_S", 0.3)
     monkeypatch.setattr(overlap, "REPEATS", 3)
     monkeypatch.setattr(overlap, "SETTLE_S", 0)
 
@@ -69,8 +67,10 @@ async def test_failures_open_a_breaker_and_a_probe_closes_it():
 
 
 @pytest.mark.parametrize(("name", "role"), [("p1", "prefill"), ("d1", "decode")])
-async def test_a_worker_with_requests_that_does_not_step_is_wedged(name, role):
+async def test_a_worker_with_requests_that_does_not_step_is_wedged(name, role, monkeypatch):
     """The worker's load records have running requests and an unchanged step number."""
+    monkeypatch.setattr(wedge, "WAIT_MIN_S", 0.3)
+    monkeypatch.setattr(wedge, "WAIT_MAX_S", 0.3)
     async with running_mesh() as mesh:
         workers = {each: await mesh.worker(each, "prefill" if each[0] == "p" else "decode") for each in ("p1", "d1")}
         router = await mesh.router(breaker=BREAKER)
