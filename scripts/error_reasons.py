@@ -22,7 +22,8 @@ An error has a *reason*, a word that does not change: `code` in the JSON of Open
 `reason` of metrics and logs. The class of the error, which gives the status, says what the caller may do. Most errors of workers do not reach
 clients, because the frontend [runs the request elsewhere](../operate/reliability.md).
 
-An error that has no row of its own has the reason in the heading. Words in braces stand for values.
+An error that has no row of its own has the reason in the heading. *from* is the service that makes the error; *several*: code that services
+share. Words in braces stand for values.
 """
 COMPONENTS: Mapping[str, str] = {
     "services/frontend": "frontend",
