@@ -59,10 +59,11 @@ ROW = re.compile(r"^\| `(?P<name>[^`]+)` \|.*\| (?P<result>[^|]+) \|$", re.MULTI
 
 HEAD = """# Planted defects
 
-`make mutate` checks the tests. It copies the tree, applies one defect at a time to the copy and runs the tests of that area. A defect is
-*caught* when a test fails, and *survives* when none does. `tests/mutations.toml` holds the defects; `scripts/mutate.py` writes this page.
+`make mutate` checks whether the tests catch defects. It copies the tree, applies one defect at a time to the copy and runs the tests of
+its area. A defect is *caught* when a test fails, and *survives* when none does. `tests/mutations.toml` lists the defects, and
+`scripts/mutate.py` writes this page.
 
-<!-- not run: plants every defect, for hours -->
+<!-- not run: applies every defect, which takes hours -->
 ```bash
 make mutate                                  # all areas
 make mutate ARGS="--only router-index,kv"    # some areas
@@ -71,10 +72,10 @@ make mutate ARGS="--missing"                 # defects without a result
 make mutate ARGS="--list"                    # the list
 ```
 
-When a bug is fixed, add the bug to the list: the old text is the fix, the new text is the code before it. A unit test checks that every
-old text occurs exactly once in its file, so whoever changes such a line updates the list in the same commit.
+When you fix a bug, add it to the list: `old` is the fixed code, `new` is the code before the fix. A unit test checks that each `old` occurs
+exactly once in its file. If you change such code, update the list in the same commit.
 
-The tables show the newest result of each defect. A defect of the list without a row has not been run yet; `--missing` runs those.
+The tables show the latest result of each defect. A defect without a row has not been run yet; `--missing` runs those.
 """
 
 
@@ -84,7 +85,7 @@ class ListError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """One change of one file. `harm`: what users would see."""
+    """One change to one file. `harm`: the effect on users."""
 
     name: str
     area: str
@@ -165,7 +166,7 @@ def run_tests(tree: Path, tests: Sequence[str], limit_s: float | None = None) ->
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             output, _ = process.communicate()
-            return Run(failed=f"no end within {limit_s:.0f} s", seconds=time.monotonic() - began_s, output=output)
+            return Run(failed=f"timed out after {limit_s:.0f} s", seconds=time.monotonic() - began_s, output=output)
         except BaseException:
             os.killpg(process.pid, 9)
             raise
@@ -207,7 +208,7 @@ def table(defects: Sequence[Defect], results: Mapping[str, str]) -> str:
     ran = [each for each in defects if results.get(each.name, NOT_RUN) != NOT_RUN]
     lines = [HEAD]
     for area in dict.fromkeys(defect.area for defect in ran):
-        lines += [f"## {area}", "", "| defect | what users would see | caught by |", "|---|---|---|"]
+        lines += [f"## {area}", "", "| defect | effect on users | caught by |", "|---|---|---|"]
         for defect in (each for each in ran if each.area == area):
             result = results[defect.name]
             cell = f"`{result}`" if "::" in result else result
