@@ -74,6 +74,7 @@ class EventTranslator(ABC):
             copies = self._copies.get((tier, engine_hash), 0)
             self._copies[tier, engine_hash] = copies + 1
             if copies:
+                # A block that is stored already is not announced again. It ends the run, and the rest follows it.
                 runs += [KvStored(block_hashes=run, parent_hash=run_parent, tier=tier)] if run else []
                 run, run_parent = [], name
             else:
@@ -109,6 +110,7 @@ class EventTranslator(ABC):
                 self._copies[tier, engine_hash] = copies - 1
             elif copies == 1:
                 gone.append(self._names[engine_hash][0])
+                # The name is needed as long as a copy is left in another tier.
                 if not any((other, engine_hash) in self._copies for other in KvTier):
                     del self._names[engine_hash]
         return [KvRemoved(block_hashes=gone, tier=tier)] if gone else []

@@ -82,6 +82,7 @@ class FileHashes:
         entries = self._load()
         for path, (digest, stamp) in hashed.items():
             name = str(path.resolve())
+            # Added again at the end: the order of the entries is their age.
             entries.pop(name, None)
             if max(stamp[3:]) < now_ns:
                 entries[name] = [digest, *stamp]

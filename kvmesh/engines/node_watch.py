@@ -130,6 +130,7 @@ def greet(secret: MeshSecret, connection: socket.socket) -> int:
     mine = os.urandom(NONCE_BYTES)
     connection.sendall(mine)
     theirs, rank = _receive(connection, NONCE_BYTES), _receive(connection, RANK_BYTES)
+    # The side's name is a part of the tag, so a side cannot be answered with its own tag. Both nonces make old tags useless.
     if not secret.is_tag(_receive(connection, TAG_BYTES), PURPOSE, (b"follower", mine, theirs, rank)):
         raise ValueError("the other machine does not know the mesh's secret")
     connection.sendall(secret.tag(PURPOSE, (b"leader", mine, theirs, rank)))

@@ -38,6 +38,7 @@ class StepOutputBuffer:
             self._take(output)
         except Exception as error:  # noqa: BLE001  # The consumer's own error, which its `deliver` raises.
             self._take = None
+            # `deliver` awaits this future, so the error ends it. Raised here, it would end the engine's own loop.
             if self._filled is not None and not self._filled.done():
                 self._filled.set_exception(error)
 
@@ -124,6 +125,7 @@ class KvEventBuffer:
         """All changes in order, in batches."""
         while True:
             if self._events:
+                # Taken before the yield: events that come during it belong to the next batch.
                 events, self._events, self._blocks = self._events, [], 0
                 yield events
             elif self._is_closed:

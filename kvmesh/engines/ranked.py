@@ -115,6 +115,7 @@ class RankedEngine:
 
     def _forget(self, output: StepOutput) -> None:
         for finish in output.finishes:
+            # Before the output is passed on: the receiver may submit a new leg with this key immediately.
             self._ranks.pop(finish.key, None)
 
     async def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
@@ -172,6 +173,7 @@ class RankedEngine:
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
+                # After a failure or a cancel, no call runs on in the background.
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -190,9 +192,11 @@ async def merged(sources: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
             for task in done:
                 source = waiting.pop(task)
                 try:
+                    # Only StopAsyncIteration is caught: another failure ends the iteration, and the sources are cancelled below.
                     item = task.result()
                 except StopAsyncIteration:
                     continue
+                # Before the yield, so that `waiting` holds every source if the consumer closes this generator.
                 waiting[asyncio.ensure_future(anext(source))] = source
                 yield item
     finally:

@@ -2,7 +2,7 @@
 
     seed   = xxh3_64(adapter || 0x00 || cache_salt)             (0 when both are empty)
     h[-1]  = seed
-    h[i]   = xxh3_64(le32(token) ... || media hashes that begin in block i, with the seed h[i-1])
+    h[i]   = xxh3_64(le32(token) ... || (content hash || le64(offset)) of each medium in block i, with the seed h[i-1])
 
 Two prompts share block i exactly when they share all tokens up to its end, the adapter, the tenant salt and the media. Only full
 blocks have names. A block takes about 0.07 us (CPython, xxhash package), whatever its size.
@@ -77,6 +77,7 @@ def _media_extras(media: Sequence[Media], block_size_tokens: int) -> dict[int, b
         first = item.position // block_size_tokens
         last = (item.position + max(1, item.length) - 1) // block_size_tokens
         for block in range(first, last + 1):
+            # Where the block begins within the medium. The placeholders of all its blocks may be equal, but their KV is not.
             offset = max(0, block * block_size_tokens - item.position)
             extras[block] = extras.get(block, b"") + item.content_hash + _LE64.pack(offset)
     return extras

@@ -49,6 +49,7 @@ class LeaseTable:
         expired: list[str] = []
         while self._queue and self._queue[0][0] <= now_s:
             expires_at_s, handle_id = heappop(self._queue)
+            # A lease that was removed early leaves its entry in the queue.
             if self._expiry_s.get(handle_id) == expires_at_s:
                 self._forget_leg(handle_id)
                 del self._expiry_s[handle_id]

@@ -150,6 +150,7 @@ class NixlTransport:
         if not self._is_quick(peer, pieces) or not self._agent_lock.acquire(blocking=False):
             return self._pull(peer, pieces, deadline_s)
         try:
+            # One poll: further ones would sleep, and this is the event loop's thread.
             handle = self._post(peer, pieces, polls=1)
         finally:
             self._agent_lock.release()
@@ -167,6 +168,7 @@ class NixlTransport:
     async def _pull(self, peer: bytes, pieces: Sequence[Piece], deadline_s: float) -> None:
         if not self._ready.is_set():
             await self._wait_ready(deadline_s)
+        # Closing waits for this future: the transfer has no handle in `_running` until the thread has posted it.
         is_over = asyncio.get_running_loop().create_future()
         self._pulls.add(is_over)
         try:
@@ -178,6 +180,7 @@ class NixlTransport:
     async def _pull_by_thread(self, peer: bytes, pieces: Sequence[Piece], deadline_s: float) -> None:
         posting = self._submit(self._post, peer, pieces)
         try:
+            # The thread posts the transfer even after a cancel, and `_abandon` needs its handle.
             handle = await asyncio.shield(posting)
         except asyncio.CancelledError:
             await _wait_uninterrupted(asyncio.create_task(self._abandon(posting, peer), name="nixl-abandon"))
@@ -251,6 +254,7 @@ class NixlTransport:
             raise self._lost(peer, f"{type(error).__name__} while posting") from error
         if state == "ERR":
             raise self._lost(peer, "the transfer could not be posted")
+        # Before the first poll, which may end the transfer.
         self._running[handle] = peer
         return None if self._is_done(handle, peer, polls) else handle
 
@@ -258,6 +262,7 @@ class NixlTransport:
         """Returns the peer. The first call for it loads its metadata."""
         if self._agent is None:
             raise UnavailableError("the KV transport is not running", reason="kv_transport_closed")
+        # Added again below: the order of `_peers` is that of their use.
         known = self._peers.pop(peer, None)
         if known is None:
             known = self._add_peer(peer)
@@ -425,8 +430,10 @@ class NixlTransport:
         if self._pulls:
             await _wait_uninterrupted(asyncio.create_task(self._wait_pulls(), name="nixl-close"))
         self._is_closed = True
+        # Not earlier, since the polls of running pulls need `_submit`.
         if self._running:
             _leaked.append(self._memory)
+        # After whatever the thread still does. The event loop does not wait for it.
         self._thread.submit(self._locked, self._destroy)
         self._thread.shutdown(wait=False)
 

@@ -109,6 +109,7 @@ class KvPaths:
             )
 
     def _path(self, worker_id: str, epoch: int) -> _PathState:
+        # Added again below: the order of `_paths` is that of their use.
         path = self._paths.pop(worker_id, None) or _PathState(epoch=epoch)
         if epoch > path.epoch:
             path.epoch, path.cause, path.pause_s = epoch, None, CHECK_PAUSE_S
@@ -132,6 +133,7 @@ class KvPaths:
                 return
             path.pulls_total += 1
             if is_typical:
+                # A clock may not advance during a fast pull.
                 self._learn(path, pull.size_bytes, max(now_s - pull.started_at_s, 1e-6))
             path.proven_at_s = max(path.proven_at_s, pull.started_at_s)
             was_failing, path.cause, path.pause_s = path.cause is not None, None, CHECK_PAUSE_S
@@ -156,6 +158,7 @@ class KvPaths:
             path.failures_total += 1
             path.detail, path.failed_wall_s = cause.detail, wall_s
             if before is None:
+                # Further failures of pulls that were in progress do not postpone the check.
                 path.check_at_s = now_s + path.pause_s
         if before is None or before.reason != cause.reason:
             _log.warning("kv_path_failing", prefill_worker_id=pull.worker_id, reason=cause.reason, detail=cause.detail)

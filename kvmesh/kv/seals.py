@@ -45,6 +45,7 @@ def prompt_digest(generation: Generation) -> bytes:
     media = [(each.content_hash, str(each.position).encode(), str(each.length).encode()) for each in generation.media]
     names = (generation.model.encode(), generation.adapter.encode(), generation.cache_salt.encode())
     for part in (*names, *(part for each in media for part in each)):
+        # With lengths, no two lists of parts give the same bytes.
         digest.update(b"%d:%b" % (len(part), part))
     return digest.digest()
 
@@ -81,6 +82,7 @@ class HandleSeals:
         """Removes expired tags, and the oldest ones beyond `USED_MAX`."""
         while self._used:
             tag, expires_s = next(iter(self._used.items()))
+            # The order is that of use, so an expired entry may stay behind one that has not expired.
             if expires_s > now_s and len(self._used) < USED_MAX:
                 return
             del self._used[tag]

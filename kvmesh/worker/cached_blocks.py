@@ -35,6 +35,7 @@ class CachedBlocks:
         run: list[int] = []
         first_parent: int | None = None
         for block_hash, parent in self._parents.items():
+            # Blocks of one prompt are stored one after the other, so most runs are found without a search.
             if run and parent == run[-1] and len(run) < RUN_BLOCKS_MAX:
                 run.append(block_hash)
                 continue
@@ -75,6 +76,7 @@ class CachedRuns:
         while place < len(hashes):
             first = self._first_by_last.pop(hashes[place])
             run, parent = self._runs[first]
+            # Events name the blocks of a run from its end.
             count = _equal(run[::-1], hashes[place : place + len(run)])
             if count == len(run):
                 del self._runs[first]

@@ -36,6 +36,7 @@ THREADS_PREFIX = "threads: "
 def die_with(parent_pid: int) -> None:
     """Makes the kernel kill this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The parent may have died before the call above; then no signal comes.
     if os.getppid() != parent_pid:
         os._exit(1)
 
@@ -77,6 +78,7 @@ class ForkLoop:
             link.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._reap)
+        # A signal writes a byte to this socket, which ends `select`. Python does that only for signals with a handler of its own.
         signal.set_wakeup_fd(self._signal.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
@@ -119,6 +121,7 @@ class ForkLoop:
             return
         parent = os.getpid()
         sys.stdout.flush()
+        # The child would write buffered text a second time.
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
@@ -131,6 +134,7 @@ class ForkLoop:
         connection.link.close()
         self._connections.discard(connection)
         for pid in connection.children:
+            # Children leave this set when they are reaped, so no other process has this id.
             kill_group(pid, number=signal.SIGKILL)
 
     def _reap(self) -> None:
@@ -138,6 +142,7 @@ class ForkLoop:
             self._wakeup.recv(4096)
         while True:
             try:
+                # Several children may end before one SIGCHLD is handled.
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
@@ -156,6 +161,7 @@ class ForkLoop:
             die_with(parent)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # An inherited end would keep a connection open after the server has closed it.
             for link in (self._listener, self._wakeup, self._signal, *(each.link for each in self._connections)):
                 link.close()
             self._selector.close()

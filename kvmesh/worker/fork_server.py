@@ -104,6 +104,7 @@ class ForkServer:
         if self.has_ended:
             raise UnavailableError("the fork server has ended")
         asked: asyncio.Future[ForkedChild] = asyncio.get_running_loop().create_future()
+        # The server replies in the order of the requests. No await between this line and the write keeps both in the same order.
         self._asked.append(asked)
         request = {"module": module, "argv": list(argv), "env": dict(env or {}), "log": log}
         self._writer.write(json.dumps(request).encode() + b"\n")
@@ -111,6 +112,7 @@ class ForkServer:
 
     async def wait(self, child: ForkedChild) -> int:
         """Waits for a child's end and returns its exit status. A cancelled wait does not stop the child."""
+        # A cancel of this wait must not cancel the future, whose result `_take` sets.
         return await asyncio.shield(child.exit)
 
     async def aclose(self) -> None:
@@ -154,6 +156,7 @@ class ForkServer:
             child = ForkedChild(pid=message["pid"], exit=asyncio.get_running_loop().create_future())
             self._children[child.pid] = child
             asked = self._asked.popleft()
+            # The caller of `spawn` was cancelled, so no one else would end this child.
             if asked.done():
                 child.send_signal(signal.SIGKILL)
             else:

@@ -120,6 +120,7 @@ class FrameOutlet:
                     if self._worker.engine.is_responsive:
                         await write(pb.AttachResponse(frame=pb.StepFrame()))
                 else:
+                    # No await between the checks above and the wait, so no wake-up is lost.
                     self._wakeup.clear()
                     if self._timer is None:
                         # One timer for each heartbeat, not for each frame.
@@ -131,6 +132,7 @@ class FrameOutlet:
 
     def _on_timer(self) -> None:
         self._timer = None
+        # Frames written meanwhile postpone the heartbeat: the loop then sets the timer again.
         self._wakeup.set()
 
     def take_frame(self) -> pb.AttachResponse:
@@ -146,6 +148,7 @@ class FrameOutlet:
             if following.message is not None or results > RESULTS_PER_FRAME_MAX:
                 break
             waiting.popleft()
+            # A refusal has the step 0.
             step = max(step, following.step)
             shares.append(following.share)
         return self._message(step, shares)
@@ -221,6 +224,7 @@ def _merge(shares: Sequence[LinkStep]) -> tuple[list[int], list[int], list[int]]
     tokens: dict[int, list[int]] = {}
     for share in shares:
         start = 0
+        # All tokens of a slot become one entry, since counts belong to slots.
         for slot, count in zip(share.slots, share.counts or [1] * len(share.slots), strict=True):
             tokens.setdefault(slot, []).extend(share.token_ids[start : start + count])
             start += count

@@ -36,6 +36,7 @@ class KvEventBatcher:
 
     def flush_nowait(self) -> None:
         """Passes on the events that wait."""
+        # Both are taken before `_publish`, which may add events.
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

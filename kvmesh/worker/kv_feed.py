@@ -115,6 +115,7 @@ class KvLog:
         """
         if epoch == self.epoch and sequence is not None and sequence <= self.sequence:
             missed = [batch for batch in self._history if batch.sequence > sequence]
+            # Fewer: the history has lost some of them.
             if len(missed) == self.sequence - sequence:
                 return iter(missed)
         copies = {key: cached.copy() for key, cached in self._places.items()}
@@ -124,6 +125,7 @@ class KvLog:
         parts = split_events(_runs(places), self.message_blocks_max)
         part: list[KvEvent] = next(parts, [])
         for number in count(1):
+            # One part ahead, to know which part is the last.
             following = next(parts, None)
             yield KvBatch(
                 epoch=self.epoch,
@@ -206,6 +208,7 @@ class KvEventFeed:
     def _publish(self, batch: KvBatch) -> None:
         for number, queue in list(self._watchers.items()):
             if queue.qsize() >= self._buffer_max:
+                # A batch that is left out would make the watcher's view wrong, so the watch ends and the router subscribes again.
                 del self._watchers[number]
                 queue.put_nowait(None)
             else:
@@ -223,6 +226,7 @@ class KvEventFeed:
         queue: asyncio.Queue[KvBatch | None] = asyncio.Queue()
         number = self._next_watcher
         self._next_watcher += 1
+        # No await between the two statements: the watcher misses no batch and gets none twice.
         first = self._log.since(epoch=epoch, sequence=sequence)
         self._watchers[number] = queue
         try:

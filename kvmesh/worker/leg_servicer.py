@@ -66,6 +66,7 @@ class LegServicer:
             outlet.close_nowait()
             if reader is not None:
                 reader.cancel()
+                # `wait` does not raise the reader's own CancelledError.
                 await asyncio.wait({reader})
 
     def _welcome(self) -> pb.Welcome:
@@ -162,6 +163,7 @@ class LegServicer:
                     else to_finish(0, step.finish, lease_s=self._worker.lease_left_s(step.finish.handle)),
                 )
         finally:
+            # Now, not when the garbage collector finds the generator: this cancels the leg.
             await steps.aclose()  # type: ignore[attr-defined]
 
     async def ReleaseKv(self, request: pb.ReleaseKvRequest, context: ServicerContext[Any, Any]) -> pb.ReleaseKvResponse:

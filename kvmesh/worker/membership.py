@@ -182,6 +182,7 @@ class WorkerMembership:
         engine.
         """
         change = asyncio.create_task(self._change_role(role), name="role-change")
+        # asyncio itself keeps only weak references to tasks.
         self._role_tasks.add(change)
         change.add_done_callback(self._role_tasks.discard)
         return await asyncio.shield(change)
@@ -203,11 +204,13 @@ class WorkerMembership:
                 await self._clock.sleep(ROLE_NOTICE_S)
                 await self._worker.engine.set_role(role)
                 if take is not None:
+                    # After the engine: a failed change keeps the certificate of the former role.
                     take()
                 self._role_changes += 1
                 if self._presence is not None:
                     await self._presence.update(self.registration())
             finally:
+                # The worker may have begun to drain for another reason meanwhile.
                 await self._announce_draining(self._worker.is_draining, role)
             return role
 

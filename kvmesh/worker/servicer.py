@@ -84,6 +84,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         settings = self._worker.settings
         filters = defaultdict[int, LoadFilter](lambda: LoadFilter(interval_s=settings.load_interval_s))
         pause_s, signal = min(interval_s, settings.load_interval_s), self._worker.load_signal
+        # One pause follows the last record, another one follows the quiet wait: together they end after `load_interval_s` at the latest.
         quiet_s = max(0.0, settings.load_interval_s - 2 * LATE_RATIO * pause_s)
         while not self._worker.ended.is_set():
             records = self._worker.engine.rank_loads()

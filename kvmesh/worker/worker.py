@@ -201,6 +201,7 @@ class Worker:
         self._check_leg(link, slot=slot, leg=leg)
         life_s = self._life_s(timeout_s)
         key = key_of(link, slot=slot)
+        # After the worker's other checks, because it uses the handle's seal up.
         scope = self._check_seal(leg)
         self.engine.submit_nowait(
             EngineRequest(
@@ -324,6 +325,7 @@ class Worker:
             self._on_lost(LostError("the engine was closed", reason="engine_closed"))
 
     def _on_step(self, output: StepOutput) -> None:
+        # Before `_complete` removes the legs: the share of a link's last leg must still find its link.
         links = self._legs.links()
         if output.finishes:
             output = replace(output, finishes=[self._complete(finish) for finish in output.finishes])
@@ -368,6 +370,7 @@ class Worker:
             handle = self._seals.seal(handle, record.scope)
         leg_id = record.leg_id if record is not None else ""
         self._leases.add(handle.handle_id, self._clock.now() + handle.lease_s, leg_id=leg_id)
+        # The link was closed and the cancel came too late: no caller receives the handle (invariant 2).
         if finish.key >> SLOT_BITS not in self._links:
             self.release_nowait(handle.handle_id)
         return replace(finish, handle=handle)
@@ -384,6 +387,7 @@ class Worker:
         if not self._is_closing:
             _log.error("engine_lost", reason=error.reason, detail=error.message)
         self._end_streams(self._lost)
+        # A dead engine sends no finishes, so nothing else would remove these legs.
         self._legs.clear()
         self._cancels.clear()
         self._idle.set()

@@ -47,6 +47,7 @@ class DecodeBatch:
         for column in (self.keys, self.legs, self._sums, self._offsets):
             _move_last(column, slot)
         if slot != last:
+            # The moved leg's unflushed tokens must be in the column of its new slot.
             moved.slot = slot
             for row in self._rows(moved.flushed_step):
                 row[slot] = row[last]
@@ -64,6 +65,7 @@ class DecodeBatch:
             for total, token_id, offset in zip(self._sums, ids, self._offsets, strict=True)
         ]
         self.steps += 1
+        # The receiver owns its list and may replace a token by eos, while `remove` changes the rows.
         return ids.copy()
 
     def next_token(self, leg: SimulatedLeg) -> int:

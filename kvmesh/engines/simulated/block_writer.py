@@ -19,6 +19,7 @@ def names_of(leg: SimulatedLeg, block_size_tokens: int) -> list[int]:
 
 def compute_prompt(leg: SimulatedLeg, *, take: int, memory: KvMemory, pool: BlockPool, block_size_tokens: int) -> None:
     """Writes the KV of the next `take` tokens and names blocks that become full."""
+    # A block that was computed in part is written again as a whole.
     first, end = leg.computed // block_size_tokens, leg.computed + take
     last = -(-end // block_size_tokens)
     start = first * block_size_tokens
@@ -28,6 +29,7 @@ def compute_prompt(leg: SimulatedLeg, *, take: int, memory: KvMemory, pool: Bloc
     full = end // block_size_tokens
     guards = leg.names[first:full]
     if full < last:
+        # The guard of an incomplete block differs from the name of any complete one.
         tail = leg.tokens[full * block_size_tokens : end].tobytes()
         guards.append(chain_hash(leg.names[full - 1] if full else leg.seed_hash, tail, extra=_PARTIAL))
     memory.write(leg.blocks[first:last], guards, parts)
@@ -38,6 +40,7 @@ def compute_prompt(leg: SimulatedLeg, *, take: int, memory: KvMemory, pool: Bloc
         leg.named_blocks = full
     leg.computed = end
     if first:
+        # The last of the earlier parts may be of the incomplete block that was written again.
         leg.parts = None if leg.parts is None else np.concatenate((leg.parts[:first], parts))
     else:
         leg.parts = parts
@@ -56,6 +59,7 @@ def seal_blocks(
         index = length // block_size_tokens - 1
         if index < leg.named_blocks:
             continue
+        # The block's checksum is the rest of the total without the newest token and without the earlier blocks (and the leg's constant).
         part = total - (length + 1) * tokens[-1] - leg.named_sum
         parent = leg.names[index - 1] if index else None
         body = tokens[index * block_size_tokens : length].tobytes()

@@ -53,6 +53,8 @@ class _BlockRun:
         own = self.names
         assert own is not None
         most = min(len(own), len(names) - place)
+        # A name covers the chain before it, so this comparison shows that the whole run is shared. Otherwise bisection finds the first
+        # difference.
         if own[most - 1] == names[place + most - 1]:
             return most
         low, high = 0, most - 1
@@ -121,6 +123,7 @@ class BlockPool:
         """Adds a reference to each block."""
         for run in self._runs_of(blocks):
             if not run.references:
+                # None: `_runs_of` has just split the run, and the rear keeps the entry.
                 self._idle.pop(run, None)
                 self._idle_blocks -= len(run.blocks)
             run.references += 1
@@ -136,6 +139,7 @@ class BlockPool:
         taken = self._free.take(count)
         if taken:
             self._runs[taken[0]] = _BlockRun(blocks=taken)
+        # The holder appends to its list; the run's own list must not change.
         return taken.copy()
 
     def allocate_one(self) -> int:
@@ -156,6 +160,7 @@ class BlockPool:
         """Evicts the last `count` blocks of an idle run. The caller frees them."""
         assert run.names is not None
         blocks = run.blocks
+        # In reverse: a block is removed after the blocks that follow it (invariant 3).
         self._removed += run.names[: -count - 1 : -1]
         if count == len(blocks):
             del self._idle[run], self._runs[blocks[0]], self._named[run.names[0]]
@@ -178,12 +183,14 @@ class BlockPool:
                 del self._runs[run.blocks[0]]
                 self._free.give(run.blocks)
             else:
+                # Runs are dropped in reverse, so the end of a chain is evicted before its beginning.
                 self._idle[run] = None
                 self._idle_blocks += len(run.blocks)
 
     def lease(self, blocks: Sequence[int]) -> None:
         """Turns one reference on each block into a lease."""
         for run in self._runs_of(blocks):
+            # Several handles may lease the same blocks, which count once.
             self.leased += 0 if run.leases else len(run.blocks)
             run.leases += 1
 
@@ -209,6 +216,7 @@ class BlockPool:
 
     def _split(self, run: _BlockRun, count: int) -> _BlockRun:
         """Splits a run. Returns its first `count` blocks as a new run; the rest keeps its place in the order of eviction."""
+        # The old object becomes the rear, so that it keeps its entry in `_idle`.
         front = _BlockRun(blocks=run.blocks[:count], references=run.references, leases=run.leases, parent=run.parent)
         run.blocks = run.blocks[count:]
         self._runs[front.blocks[0]], self._runs[run.blocks[0]] = front, run
@@ -261,6 +269,7 @@ class BlockPool:
             self._free.give(self._evict(run, len(run.blocks)))
         if not self._named:
             self._removed = []
+            # One event instead of all removals.
             self._events.append(KvCleared())
 
     def cached_names(self) -> set[int]:
@@ -271,6 +280,7 @@ class BlockPool:
 
     def _stored(self, names: Sequence[int], parent: int | None) -> None:
         if self._removed:
+            # Removals are collected only until the next store, since the order of events matters.
             self._flush_removed()
         self._events.append(KvStored(block_hashes=names, parent_hash=parent))
 
@@ -295,6 +305,7 @@ class BlockPool:
         while waiting:
             run = waiting.pop()
             names = list(run.names or ())
+            # Runs without a branch become one event. The pop that ends this loop returns the branches (none or several), which wait below.
             while len(behind := followers.pop(names[-1], [])) == 1:
                 names += behind[0].names or ()
             waiting += behind

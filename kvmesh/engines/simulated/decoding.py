@@ -85,7 +85,9 @@ class Decoding:
         self._memory = memory
         self._pool = pool
         self._preempt_one = preempt_one
+        # A leg is flushed whenever it gets a block, so no leg has more unflushed tokens than a block holds.
         self._batch = DecodeBatch(self._size + 1, token_range)
+        # By step. Dicts serve as ordered sets: the order of a set depends on object addresses, and a simulation must repeat exactly.
         self._grow_at: dict[int, dict[SimulatedLeg, None]] = {}
         self._end_at: dict[int, dict[SimulatedLeg, None]] = {}
         self._watched: dict[SimulatedLeg, None] = {}
@@ -111,6 +113,7 @@ class Decoding:
         leg.phase = Phase.DECODE
         self._batch.add(leg, total)
         self._plan_growth(leg)
+        # The leg's last token is made in the call of `step` that raises `batch.steps` to this number.
         leg.end_step = self._batch.steps + last_token(leg) - self.generated(leg)
         self._end_at.setdefault(leg.end_step, {})[leg] = None
         if is_watched(leg):
@@ -131,6 +134,7 @@ class Decoding:
         """Keys, their next tokens, and the legs that end with this step."""
         batch = self._batch
         growing = self._grow_at.pop(batch.steps, None)
+        # Before the keys are read, because growing may preempt legs.
         if growing:
             self._grow(list(growing))
         keys = batch.keys.copy()
@@ -170,6 +174,7 @@ class Decoding:
         """Gives each leg a new block. The full blocks get their names."""
         self._seal(legs)
         for leg in legs:
+            # The preempted leg may be this one, or a later one of this list.
             while leg.phase is Phase.DECODE and not self._pool.available:
                 self._preempt_one()
             if leg.phase is Phase.DECODE:

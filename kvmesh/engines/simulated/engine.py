@@ -319,6 +319,7 @@ class SimulatedEngine(BufferedEngine):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # In this order: the tokens of the last step before the finishes of the legs that were cancelled above.
         if self._processing is not None and self._death is None:
             self._deliver(self._processing)
         if (finishes := self.scheduler.take_finishes()) and self._death is None:
@@ -328,6 +329,7 @@ class SimulatedEngine(BufferedEngine):
         self._events.close_nowait()
         self._outputs.close_nowait(self._death)
         if self._transport is not None:
+            # Last, because pulls and releases use it.
             await self._transport.aclose()
 
     def _on_defect(self, error: BaseException) -> None:
@@ -349,6 +351,7 @@ class SimulatedEngine(BufferedEngine):
     async def _run(self) -> None:
         try:
             while self._death is None:
+                # No next step follows with which the processing could overlap.
                 if self._processing is not None and (self._is_asleep or not self.scheduler.has_work):
                     await self._end_processing()
                 elif self._is_asleep:
@@ -367,6 +370,7 @@ class SimulatedEngine(BufferedEngine):
 
     async def _step_once(self) -> None:
         self._woken.clear()
+        # Cleared before the step: what arrives after the scheduler has decided must wake the engine again.
         step = self.scheduler.step(self._clock.now())
         self._settle(step)
         if not step.has_progress:
@@ -391,6 +395,7 @@ class SimulatedEngine(BufferedEngine):
             # this step, since the next step's output is a whole step away.
             step.finishes.extend(self.scheduler.take_finishes())
             self._deliver(step)
+        # Without simulated time nothing else in this loop yields to other tasks.
         if not factor:
             await asyncio.sleep(0)
 
@@ -401,6 +406,7 @@ class SimulatedEngine(BufferedEngine):
             await self._end_processing()
             await self._clock.sleep(max(0.0, started_s + self._step_s - self._clock.now()))
         finally:
+            # Also after a cancel: `aclose` then delivers the step.
             self._processing = step
 
     async def _end_processing(self) -> None:

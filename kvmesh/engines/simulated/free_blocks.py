@@ -29,8 +29,10 @@ class FreeBlocks:
             stretch = min(stretch, missing)
             start = self._find(stretch)
             if start < 0:
+                # Halving finds stretches of at least half of the longest length, with few searches.
                 stretch = (stretch + 1) // 2
                 continue
+            # Extends the stretch up to the next used block.
             end = self._is_free.find(0, start + stretch, start + missing)
             taken += self._cut(start=start, end=end if end >= 0 else min(start + missing, len(self._is_free)))
         taken.sort()
@@ -55,6 +57,7 @@ class FreeBlocks:
         """Start of a free stretch of `count` blocks, searched from the previous allocation on; -1: there is none."""
         stretch = b"\1" * count
         start = self._is_free.find(stretch, self._next)
+        # Ends where stretches begin that the first search has covered.
         return self._is_free.find(stretch, 0, self._next + count - 1) if start < 0 else start
 
     def give(self, blocks: Sequence[int]) -> None:
@@ -65,6 +68,8 @@ class FreeBlocks:
         while start < end:
             first = blocks[start]
             stop = end
+            # Blocks ascend, so `blocks[place] - place` never falls. It is constant within consecutive blocks, and bisection finds where it
+            # rises.
             if blocks[-1] - first != end - 1 - start:
                 stop = bisect_right(range(end), first - start, start, end, key=lambda place: blocks[place] - place)
             self._is_free[first : first + stop - start] = b"\1" * (stop - start)

@@ -65,6 +65,7 @@ def read_payload(data: bytes, blocks: int) -> HandlePayload:
     if len(data) >= _HEAD.size:
         magic, peer_size, count, cached, total = _HEAD.unpack_from(data)
         end = _HEAD.size + peer_size
+        # The length is checked before the runs are read, and the count of blocks before anything is allocated for them.
         if magic == _MAGIC and len(data) == end + _RUN.size * count:
             payload = HandlePayload(
                 peer=data[_HEAD.size : end],

@@ -42,6 +42,7 @@ class KvMemory:
             return
         places = _places(blocks)
         is_whole = isinstance(places, slice)
+        # A slice gives a view, so writes go to the memory. An array of numbers would give a copy.
         rows = self._words[places] if is_whole else np.empty((len(blocks), self._words.shape[1]), np.uint64)
         rows[:, 0] = words_of(guards)
         rows[:, 1] = np.arange(self._stamp + 1, self._stamp + 1 + len(blocks), dtype=np.uint64)
@@ -90,6 +91,7 @@ def words_of(values: Sequence[int]) -> Words:
 
 def are_neighbours(blocks: Sequence[int]) -> bool:
     """Returns True when these distinct numbers are consecutive and ascending."""
+    # The difference alone is not enough: the numbers may be in another order.
     return blocks[-1] - blocks[0] == len(blocks) - 1 and blocks == sorted(blocks)
 
 

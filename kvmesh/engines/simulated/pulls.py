@@ -161,6 +161,7 @@ class Pulls:
     def _send_releases(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        # Taken before the tasks run: releases that are queued from now on need a new timer.
         released, self._released, self._timer = self._released, {}, None
         for peer, handle_ids in released.items():
             message = RELEASED + " ".join(handle_ids).encode()
@@ -180,4 +181,5 @@ class Pulls:
                 task.cancel()
         await asyncio.gather(*self._notices, return_exceptions=True)
         if pulls:
+            # `wait` returns at its timeout even if a transfer does not stop.
             await asyncio.wait(pulls, timeout=CLOSE_S)

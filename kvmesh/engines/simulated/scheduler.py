@@ -213,6 +213,7 @@ class Scheduler:
             self.prefills.discard(leg)
             self.decodes.discard(leg, phase)
             self.signals.append(Signal(kind=SignalKind.LEFT, leg=leg))
+        # The transfer still writes to these blocks. `pull_ended` drops them (invariant 3).
         if phase is Phase.PULLING:
             self.aborted_pulls.append(leg)
             return
@@ -289,12 +290,14 @@ class Scheduler:
         return keys, token_ids
 
     def _preempt_one(self) -> None:
+        # Pulling legs are no candidates: their blocks cannot be freed before their transfers end.
         leg = max([*self._decoding.legs, *self._prefilling], key=_rank)
         if leg.request.rendezvous is not None:
             self._retract(leg)
             return
         self._remove_from_phase(leg)
         leg.phase = Phase.WAITING
+        # The generated tokens are a part of the prompt that is computed again.
         leg.names = names_of(leg, self.settings.block_size_tokens)
         leg.computed = leg.named_blocks = 0
         self.preempted_total += 1
@@ -327,6 +330,7 @@ class Scheduler:
         self.pool.hold(cached)
         leg.blocks = cached + self.pool.allocate(missing)
         leg.computed, leg.named_blocks, leg.parts = len(cached) * size, len(cached), None
+        # A preempted leg is admitted again. Its wait and its cached tokens count once.
         if not leg.was_admitted:
             leg.was_admitted = True
             leg.queue_s = now_s - leg.submitted_at_s
@@ -339,6 +343,7 @@ class Scheduler:
         if leg.payload is not None and now_s >= leg.payload_expires_at_s:
             leg.payload = None
             self._count_recomputed(leg)
+        # The cache may hold all that the handle would give.
         if leg.payload is None or leg.request.handle is None or leg.computed >= leg.request.handle.tokens:
             self._queue_release(leg)
             self._begin_prompt(leg)
@@ -359,6 +364,7 @@ class Scheduler:
         take = min(budget, len(leg.tokens) - leg.computed)
         if take:
             step.prompts += 1
+            # Token i of this part attends to `computed + i` tokens: this is their sum, for attention's share of the step time.
             step.token_pairs += take * (leg.computed + take / 2)
             compute_prompt(
                 leg, take=take, memory=self.memory, pool=self.pool, block_size_tokens=self.settings.block_size_tokens
@@ -377,6 +383,7 @@ class Scheduler:
                 embedding=embed(leg.tokens, EMBEDDING_DIMENSIONS, dimensions=leg.request.dimensions),
             )
             return
+        # Without a counterpart nobody would report the KV as received.
         if leg.is_fake and leg.request.task is LegTask.PREFILL:
             self._end(leg, FinishReason.HANDED_OFF)
             return
@@ -400,6 +407,7 @@ class Scheduler:
         if leg.is_steered:
             token_id = steered_token(leg, position=len(leg.tokens), token_id=token_id, token_range=self._range)
         leg.tokens.append(token_id)
+        # The weight of a token is its position, counted from 1 (tokens.py).
         total += len(leg.tokens) * token_id
         generated = self._decoding.generated(leg)
         is_eos = leg.eos_at == generated
@@ -413,6 +421,7 @@ class Scheduler:
             self._decoding.add(leg, total)
             return
         leg.phase = Phase.DONE
+        # The leg has left its queue already, so `_end` must not remove it from one.
         if is_stopped:
             self._end(leg, FinishReason.STOP, stop_token_id=token_id)
         else:
@@ -439,6 +448,7 @@ class Scheduler:
             settings=self.settings,
         )
         self.leases.add(handle_id, leg.blocks, now_s + self.settings.lease_s)
+        # The lease now owns the references, so `_end` must not drop them.
         leg.blocks, leg.phase = [], Phase.DONE
         self._end(leg, FinishReason.HANDED_OFF, handle=handle)
 
@@ -450,6 +460,7 @@ class Scheduler:
         self._pulling.discard(leg)
         is_rendezvous = leg.request.rendezvous is not None
         if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
+            # The leg was cancelled, or `pull_overdue` has given it another list: the order alone holds the blocks.
             self.pool.drop(order.blocks)
             if leg.blocks is order.blocks:
                 leg.blocks = []
@@ -477,6 +488,8 @@ class Scheduler:
     def _fail_pull(self, order: PullOrder, error: KvLostError) -> None:
         """Fails the leg of a pull that has ended."""
         self.fail(order.leg, error)
+        # `fail` queued an abort, since the leg was PULLING. This transfer has ended, so nothing is left to stop and the blocks may be
+        # dropped.
         self.aborted_pulls.remove(order.leg)
         self.pool.drop(order.blocks)
         order.leg.blocks = []

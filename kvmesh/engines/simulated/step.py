@@ -30,6 +30,7 @@ class PullOrder:
         """Returns the pull as runs: (the peer's first block, count, the leg's first block)."""
         first, theirs = self.first, self.payload.runs
         mine = self.blocks[first : len(self.payload)]
+        # The usual case, without numpy.
         if len(theirs) == 1 and are_neighbours(mine):
             return [(theirs[0][0] + first, len(mine), mine[0])]
         return runs_of(self.payload.blocks[first:], np.array(mine, np.int64))

@@ -26,6 +26,7 @@ SEED_FACTOR = 1_000_003
 LOGPROBS_MAX = 20
 FAR = 20
 """From this distance on all ids are equally unlikely."""
+# The increment and a multiplier of SplitMix64.
 _ODD, _MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
 

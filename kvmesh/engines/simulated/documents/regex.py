@@ -90,6 +90,7 @@ class _RegexMaker:
             found = set(_PRINTABLE) - found
         if not found:
             raise refused("a character class without a printable character")
+        # The order of a set of strings differs between processes, but a seed must give the same text.
         return self._random.choice(sorted(found))
 
     def _members(self, code: Any, argument: Any) -> list[str]:

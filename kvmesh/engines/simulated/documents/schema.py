@@ -82,6 +82,7 @@ class _SchemaMaker:
         if not isinstance(reference, str) or not reference.startswith("#"):
             raise refused("a reference to another document")
         for part in reference[1:].strip("/").split("/") if reference != "#" else ():
+            # In this order, or `~01` would become `/` (RFC 6901, section 4).
             name = part.replace("~1", "/").replace("~0", "~")
             value = value.get(name) if isinstance(value, dict) else None
         if not isinstance(value, dict):
@@ -228,6 +229,7 @@ def _bound(
     found = [schema[word]] if word in schema else []
     if strict in schema and not isinstance(schema[strict], bool):
         found.append(schema[strict] + step)
+    # JSON Schema draft 4: a flag beside `minimum` or `maximum`.
     elif schema.get(strict) is True and found:
         found = [found[0] + step]
     if not all(isinstance(each, int | float) for each in found):

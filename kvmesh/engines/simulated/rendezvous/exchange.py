@@ -57,6 +57,7 @@ class Rooms:
         try:
             return await future
         finally:
+            # A later counterpart may wait for the same room.
             if self._awaited.get(room) is future:
                 del self._awaited[room]
 
@@ -99,6 +100,7 @@ class RendezvousExchange:
     def flush_nowait(self) -> None:
         """Carries out all signals."""
         while self._scheduler.signals:
+            # Emptied in place, because the queues append to the same list. Carrying signals out may add more.
             signals = list(self._scheduler.signals)
             self._scheduler.signals.clear()
             for signal in signals:
@@ -198,6 +200,7 @@ class RendezvousExchange:
         async with asyncio.timeout(self._timeout_s):
             channel = await self._wire.connect(rendezvous.host, rendezvous.port)
         self._channels[leg] = channel
+        # No await until all messages are sent: a message of `_send` would otherwise overtake those that waited.
         hello = Hello(
             room=rendezvous.room,
             rank=rendezvous.prefill_data_parallel_rank or 0,
@@ -241,6 +244,7 @@ class RendezvousExchange:
 
     async def _follow(self, channel: Channel, leg: SimulatedLeg) -> None:
         if leg.is_over:
+            # The leg may have ended between its entry and this counterpart's arrival.
             channel.send_nowait(FAILED + b"the prefill leg ended")
             return
         self._channels[leg] = channel

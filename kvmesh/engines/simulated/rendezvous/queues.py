@@ -248,6 +248,7 @@ class DecodeQueues:
     def _restore(self, leg: SimulatedLeg) -> None:
         """Writes the saved KV to the leg's new blocks. The leg continues with its next token."""
         assert leg.saved_rows is not None
+        # Before `name`, which may replace blocks by those of other legs: their stamps, which handles refer to, must not change.
         self._memory.write_rows(leg.blocks[: len(leg.saved_rows)], leg.saved_rows)
         if leg.named_blocks and not leg.is_fake:
             self._pool.name(leg.blocks, 0, leg.names[: leg.named_blocks], parent=None)
