@@ -60,6 +60,7 @@ class Child:
         self.pid = process.pid
         self.status: int | None = None
         self.exited = asyncio.Event()
+        # Kept here, because asyncio has only weak references to tasks.
         self._waiter = asyncio.create_task(self._wait(process), name=f"child-{spec.name}")
 
     async def _wait(self, process: Process) -> None:
@@ -109,6 +110,7 @@ async def start_child(spec: ChildSpec) -> Child:
             stdout=log,
             stderr=log,
             env={**os.environ, **spec.env, "KVMESH_PARENT_PID": str(os.getpid())},
+            # A terminal's Ctrl-C is for this process, which stops children in order.
             start_new_session=True,
         )
     return Child(spec, process)
@@ -201,6 +203,7 @@ class WorkerForks:
     async def open(self) -> None:
         """Imports the engine once. Raises UnavailableError with the log's path if the import fails."""
         async with self._one_at_a_time:
+            # Workers that start at the same time share one server: whoever had the lock before may have started it.
             if not self._forks or (self._server is not None and not self._server.has_ended):
                 return
             await self._close_server()

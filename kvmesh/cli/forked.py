@@ -40,6 +40,7 @@ class Forked:
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         order = {"module": spec.module, "argv": list(spec.argv), "env": dict(spec.env), "log": str(spec.log_path)}
         # The process may have ended already; `wait` reports that.
+        # Closing the link ends the order: `_read_order` reads up to its end.
         with self.link, suppress(OSError):
             self.link.sendall(json.dumps(order).encode())
         return Child(spec, self)

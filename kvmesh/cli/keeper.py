@@ -126,6 +126,7 @@ class Keeper:
 
     async def remove(self, slot: Slot, *, stop_timeout_s: float) -> None:
         """Stops a child for good. After a cancel it is not restarted either, but may run on until the mesh stops."""
+        # Before the stop, or the task would restart the child.
         if self._keeping is not None and (task := self._keeping.pop(slot, None)) is not None:
             task.cancel()
             await asyncio.wait([task])
@@ -146,6 +147,7 @@ class Keeper:
             self._keep_slot(slot, keeping)
         try:
             await self._gave_up.wait()
+            # Another mesh with the same registry may provide the service, until that ends.
             while not (missing := await self._missing_service()):
                 await self.clock.sleep(RECHECK_S)
             return missing

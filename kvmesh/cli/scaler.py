@@ -91,6 +91,7 @@ class LocalScaler:
         """Reaches the wanted sizes until it is cancelled."""
         while True:
             await self._changed.wait()
+            # Cleared first: a target that is set during a step starts another round.
             self._changed.clear()
             try:
                 while await self._take_step():
@@ -120,6 +121,8 @@ class LocalScaler:
         spec = self._make_spec(role, number)
         self._keeper.say(f"scaling: starting {spec.name}")
         await self._keeper.start(spec, self._slots, self._start)
+        # No await since `start` appended the slot: `_update_roles` takes a slot without a role as a worker that was wanted from the start,
+        # and would raise the wanted size.
         self._roles[self._slots[-1]] = role
 
     def _choose(self, role: Role, slots: Sequence[Slot]) -> Slot:

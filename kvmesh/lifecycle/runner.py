@@ -74,6 +74,7 @@ class _Runner:
     async def start_all(self, parts: Sequence[Part], tasks: asyncio.TaskGroup) -> bool:
         """Returns True when all parts run; False after a failure or `stop`."""
         for part in parts:
+            # Before the start: a part whose start fails or is cancelled is closed too (invariant 1).
             self._begun.append((part, None))
             if not await self.bounded_by_stop(self._start(part), "starting", part):
                 return False
@@ -87,6 +88,7 @@ class _Runner:
         try:
             await self._wait_first(task, self.stop, self._failed)
         finally:
+            # Read before the cancel: an error that the cancel causes is not a failure of the part.
             is_done = task.done()
             if not is_done:
                 await _cancel(task, timeout_s=STOP_TIMEOUT_S)
@@ -119,9 +121,11 @@ class _Runner:
     async def close_all(self) -> None:
         """Closes started parts in reverse. A part that does not close in time does not stop the others from closing."""
         while self._begun:
+            # Removed before the close, so that a part is closed only once (invariant 1).
             part, running = self._begun.pop()
             task = asyncio.ensure_future(part.aclose())
             await self._wait_closed(task, part)
+            # `aclose` should have ended `run`. A part whose `run` continues is cancelled.
             if running is not None and not running.done():
                 await _cancel(running, timeout_s=HURRY_TIMEOUT_S)
 

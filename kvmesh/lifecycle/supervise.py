@@ -81,6 +81,7 @@ class Supervisor:
             for keeper in keepers:
                 keeper.cancel()
             await asyncio.wait(keepers)
+            # After the keepers have ended, which would restart what ends.
             await self._end_all(hurry)
         for keeper in keepers:
             if not keeper.cancelled() and (error := keeper.exception()) is not None:
@@ -150,6 +151,7 @@ class Supervisor:
             _log.warning("processes_killed", timeout_s=self._stop_timeout_s)
         finally:
             hurried.cancel()
+            # Also after a cancel: no process outlives `run` (invariant 2).
             self._signal_all(signal.SIGKILL)
         await all_ended
 

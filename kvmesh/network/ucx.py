@@ -13,6 +13,7 @@ from kvmesh.network.ports import PortRange
 _log = event_logger(__name__)
 RDMA_DEVICES = Path("/sys/class/infiniband")
 _RTM_NEWADDR, _RTM_GETADDR, _NLMSG_DONE = 20, 22, 3
+# NLM_F_REQUEST | NLM_F_DUMP of linux/netlink.h.
 _NLM_F_REQUEST_DUMP = 0x301
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _HEADER = struct.Struct("=LHHLL")
@@ -80,6 +81,7 @@ def _addresses() -> Iterator[tuple[int, bytes]]:
                     return
                 if kind == _RTM_NEWADDR:
                     yield from _parse(data[_HEADER.size : size])
+                # Messages and attributes begin at multiples of 4 bytes (NLMSG_ALIGN, RTA_ALIGN).
                 data = data[(size + 3) & ~3 :]
 
 

@@ -67,6 +67,7 @@ class MemoryTransport:
         ):
             raise KvLostError("the handle points outside the peer's memory", reason="kv_payload")
         for remote, local, size in pieces:
+            # Copied at the end of the transfer: blocks that the source has reused meanwhile arrive with other content, as over a network.
             self._memory[local : local + size] = source._memory[remote : remote + size]
 
     async def notify(self, peer: bytes, message: bytes) -> None:

@@ -89,6 +89,7 @@ class RendezvousChannel:
         asyncio.get_running_loop().call_later(self._latency_s, self._arrive)
 
     def _arrive(self) -> None:
+        # All messages travel equally long, so each timer delivers the oldest one.
         self._arrived.put_nowait(self._travelling.popleft())
 
     async def receive(self) -> bytes:

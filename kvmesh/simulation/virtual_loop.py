@@ -141,6 +141,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._check_closed()  # type: ignore[attr-defined]
         timer = _TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)
+        # As `BaseEventLoop.call_at` does. `TimerHandle.cancel` reports only timers with this flag, so that the loop removes them.
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 

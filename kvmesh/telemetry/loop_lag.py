@@ -53,6 +53,7 @@ class LoopLag:
     def _measure(self, due_s: float, used_s: float) -> None:
         lag_s = max(0.0, asyncio.get_running_loop().time() - due_s)
         self._lag.observe(lag_s)
+        # The CPU time counts from when the timer was set, so it may exceed the delay.
         self._work.observe(min(lag_s, time.thread_time() - used_s))
         self._measure_later()
         self._on_lag(lag_s)

@@ -110,6 +110,7 @@ class Spreads(_Labelled[Spread]):
         family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
         for values, spread in self._values.items():
             labels = dict(zip(self._labels, values, strict=True))
+            # A bucket of Prometheus counts all values up to its bound.
             below = list(accumulate(spread.counts))
             for bound, count in zip(self._bound_texts, below, strict=True):
                 family.add_sample(f"{self._name}_bucket", {**labels, "le": bound}, count)

@@ -117,6 +117,7 @@ def _context_of(traceparent: str) -> otel_context.Context:
     # Starts from an empty context: a server's parent is the caller, never the span that is current in this task.
     empty = otel_context.Context()
     match = _TRACEPARENT.match(traceparent)
+    # W3C Trace Context: the version ff is invalid, and version 00 has no further fields.
     if match is None or match[1] == "ff" or (match[1] == "00" and match[5]):
         return empty
     parent = SpanContext(

@@ -39,6 +39,7 @@ async def stream_leg(worker: Worker, leg: Leg, *, timeout_s: float | None) -> As
             finish = step.finish
             if finish is not None and finish.reason is FinishReason.ERROR:
                 raise finish.error or LostError("the engine failed the request", reason="engine_error")
+            # Before the yield: a caller that closes the iterator there has received the handle.
             is_taken = finish is not None
             yield step
     finally:

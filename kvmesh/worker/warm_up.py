@@ -56,6 +56,7 @@ class WarmUp:
         async for step in stream_leg(self._worker, leg, timeout_s=WARM_UP_TIMEOUT_S):
             if step.finish is not None and step.finish.handle is not None:
                 self._worker.release_nowait(step.finish.handle.handle_id)
+                # Needed only to see where it says that the KV is.
                 handle = step.finish.handle
         return handle
 

@@ -28,6 +28,7 @@ async def settle(mesh: SimulatedMesh, injector: Injector) -> list[str]:
         await mesh.world.clock.sleep(ROUND_S)
     mesh.world.trace.note("settled")
     await _run(mesh, [_request(f"{LAST}{i}", 7 * i) for i in range(mesh.shape.frontends)])
+    # Only the excused handles are left. Their leases must end by themselves.
     if any(len(worker.engine.scheduler.leases) for worker in mesh.workers.values()):
         await mesh.world.clock.sleep(LEASE_S + 2 * mesh.shape.worker.lease_check_s)
     ends_s = mesh.now_s + SETTLED_S_MAX

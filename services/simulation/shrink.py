@@ -45,6 +45,7 @@ class Shrinker:
         while size >= 1 and items:
             start = 0
             while start < len(items):
+                # `start` stays after a removal: other items have taken the place.
                 fewer = items[:start] + items[start + size :]
                 if self._try(make(fewer)):
                     items = fewer

@@ -220,6 +220,7 @@ class SglangEngine(BufferedEngine):
         adapter_id = await asyncio.to_thread(self._adapters.identity, name, source)
         if self._adapters.is_loaded(adapter_id):
             return
+        # An adapter that was unloaded while legs used it may still be in the engine.
         if self._retired.pop(adapter_id, None) is None:
             answer = await self._call("load_adapter", name, adapter_id, source)
             if not answer.is_done:
@@ -286,6 +287,7 @@ class SglangEngine(BufferedEngine):
         if self._is_closing:
             return
         self._is_closing = True
+        # This side ends the legs itself, because `_take_step` ignores what the process still sends.
         finishes = [cancelled(leg) for leg in self._legs.values()]
         self._forget_all()
         if finishes:
@@ -313,12 +315,14 @@ class SglangEngine(BufferedEngine):
     def _take_step(self, step: HostStep) -> None:
         if self._is_closing:
             return
+        # Before the finishes of the same step, which report these counts.
         for begun in step.begun:
             if (leg := self._legs.get(begun.number)) is not None:
                 leg.begin(begun)
                 if not leg.request.is_internal:
                     self._count_prompt(leg)
         output = self._output(step)
+        # After `_output`, which adds the ended legs' tokens to the counters.
         self._load = self._record(step.load)
         if output.keys or output.finishes or output.prompt_logprobs:
             self._outputs.put_nowait(output)

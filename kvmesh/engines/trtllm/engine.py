@@ -78,6 +78,7 @@ class TrtllmEngine(BufferedEngine):
         loading = asyncio.get_running_loop().run_in_executor(None, load_engine, arguments, self._settings.device_ids)
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
+                # A thread cannot be stopped. After a timeout or a cancel, `shut_down_late` closes what it has loaded.
                 self._llm = await asyncio.shield(loading)
             self._describe(self._llm)
         except TimeoutError as error:

@@ -67,8 +67,10 @@ class SeedClaims:
         """Returns the seed of a chain's first block; None: it is not known which of several tenants or adapters it belongs to."""
         claims = self._claims.get(tuple(token_ids[: self._size]), [])
         for claim in claims:
+            # The block was evicted and stored again.
             if claim.hashes.get(rank) == engine_hash:
                 return claim.seed
+        # Legs that did not run at the same time store their blocks in the order of their submission, which is that of the claims.
         free = [claim for claim in claims if rank not in claim.hashes]
         if not free or (len(free) > 1 and free[0].is_ambiguous):
             return None
@@ -205,6 +207,7 @@ def _updated(translator: RankTranslator, data: Any) -> list[KvEvent]:
     if change is None or before is None:
         return []
     tier = translator.tiers[block_hash] = tier_of(change["new_value"])
+    # Stored before removed: the translator forgets a block's name with its last copy.
     moved = BlockStored(block_hashes=[block_hash], tier=tier)
     return translator.translate([moved, BlockRemoved(block_hashes=[block_hash], tier=before)])
 

@@ -69,6 +69,7 @@ class Streams:
     def start(self, leg: TrtllmLeg) -> None:
         """Accepts a leg. InvalidRequestError when the engine refuses it."""
         self._begin_attempt(leg)
+        # The reader first runs in a later iteration of the loop, so it finds the leg.
         self.legs[leg.key] = leg
         self._claims.begin(leg.tokens, leg.seed)
 
@@ -158,6 +159,7 @@ class Streams:
             error: MeshError = KvLostError("the KV of the prefill engine did not arrive", reason="kv_pull_failed")
             self._end(leg, failed(leg, error))
             return
+        # Without `result`, late results of the first attempt are ignored.
         leg.params, leg.was_recomputed, leg.result = None, True, None
         self._clear_deadline(leg)
         try:
@@ -275,6 +277,7 @@ class Streams:
             _log.error("engine_abort_failed", exc_info=error)
 
     def _end(self, leg: TrtllmLeg, ended: EngineFinish) -> None:
+        # A cancel, a deadline and the engine's result may all end the leg. The first one counts.
         if self.legs.pop(leg.key, None) is None:
             return
         self._clear_deadline(leg)

@@ -39,6 +39,7 @@ class StepBudget:
 
     def observe(self, prompt_tokens: int, step_s: float) -> None:
         """Updates the estimate with the time of a step."""
+        # Almost no prompt tokens: this is the fixed part of a step's time.
         if 8 * prompt_tokens <= self._prompt_tokens:
             self._fixed_times_s.append(step_s)
             return

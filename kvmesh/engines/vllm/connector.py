@@ -224,7 +224,9 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if check is None or check.copy is not None or request_id in self._recv_failures:
             return False
         try:
+            # IndexError if no copy is free: the pull counts as lost.
             check.copy = self._free_copies.pop()
+            # 0 is no hold's number, so a word that was not read does not match.
             self._copies[check.copy] = 0
             transfers[request_id] = [self._post_check(check, check.copy)]
         except Exception as error:  # noqa: BLE001  # NIXL has many error classes. Without the word the pull has failed.

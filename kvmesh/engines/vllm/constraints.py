@@ -66,6 +66,7 @@ class VllmConstraints:
         try:
             async with self._one_at_a_time:
                 digest = constraint_digest(constraint)
+                # An earlier holder of the lock may have validated the same constraint.
                 if digest not in self._kept:
                     self._kept[digest] = await self._result(constraint)
                     while len(self._kept) > KEPT_MAX:

@@ -152,6 +152,7 @@ class VllmCore:
         """Makes one step. Returns its outputs and whether the model ran."""
         outputs, was_executed = self._core.step_fn()
         self._core.post_step(model_executed=was_executed)
+        # By client of the engine core. A core in this process has one client, number 0.
         mine = outputs.get(0) if outputs else None
         return (mine.outputs if mine is not None else ()), was_executed
 

@@ -196,6 +196,7 @@ class VllmEngine(BufferedEngine):
 
     def cancel_nowait(self, key: int) -> None:
         if (preparing := self._preparing.pop(key, None)) is not None:
+            # The task does not answer for its own cancel, so the finish is sent here.
             preparing.cancel()
             self._refuse(key, None)
         elif key in self._keys and self._thread is not None:
@@ -273,6 +274,7 @@ class VllmEngine(BufferedEngine):
         if preparing := dict(self._preparing):
             for key in preparing:
                 self.cancel_nowait(key)
+            # No task may add a leg after `_cancel_all`.
             await asyncio.wait(preparing.values())
         if self._core is not None:
             await self._constraints.aclose()
@@ -312,6 +314,7 @@ class VllmEngine(BufferedEngine):
 
     def _receive(self, output: StepOutput | None, events: Sequence[KvEvent]) -> None:
         if output is not None:
+            # Before the output is delivered, because its consumer may use a key again immediately.
             self._keys.difference_update(finish.key for finish in output.finishes)
             self._outputs.put_nowait(output)
         if events:
@@ -369,6 +372,7 @@ class VllmEngine(BufferedEngine):
         )
         self._load = self._runner.load()
         self._running_requests_max = core.running_requests_max
+        # Last: the event loop takes a set `_core` as the sign that all other attributes exist.
         self._core = core
         self._post_call(set_result, self._ready, None)
 
@@ -377,6 +381,7 @@ class VllmEngine(BufferedEngine):
         if not self._core.has_work():
             self._post()
             return None
+        # `taken` is written on the event loop. An older value only makes the engine pause earlier.
         if self._posted - self._outputs.taken >= OUTPUT_BUFFER_STEPS:
             # The consumer lags behind. The engine pauses, including transfers and leases.
             self._post()

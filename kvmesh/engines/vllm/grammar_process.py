@@ -62,6 +62,7 @@ class Children:
         self._pid = os.fork()
         if not self._pid:
             self._run(message, parent)
+        # Only the child has the write end from here on, so the pipe ends with the child, however that ends.
         os.close(write_end)
         self.ended = os.fdopen(read_end, "rb")
         self._id = message["id"]
@@ -116,6 +117,7 @@ def serve(out: IO[str]) -> None:
     children = Children(compiler_of(json.loads(lines.readline())["tokenizer"]), reply)
     reply({})
     waiting: list[dict[str, Any]] = []
+    # From here on the descriptor is read directly. `readline` has buffered nothing more, since the client waits for the reply above.
     os.set_blocking(lines.fileno(), False)
     received = b""
     with selectors.DefaultSelector() as selector:

@@ -65,6 +65,7 @@ class HoldTable:
         if not self._free:
             return None
         hold = Hold(index=self._free.pop(), number=self._next)
+        # A number is never used twice, so a word that serves another prompt does not look like an earlier hold.
         self._next += 1
         self._holds[request_id] = hold
         self._words[hold.index] = hold.number

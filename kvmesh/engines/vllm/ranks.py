@@ -48,6 +48,7 @@ def bind_spawned_rank() -> None:
 def _bind_fork() -> None:
     engine_pid = getattr(_forking, "pid", None)
     if engine_pid is not None:
+        # Processes that this rank forks have another parent, so `die_with_parent` would end them.
         del _forking.pid
         die_with_parent(engine_pid)
 

@@ -86,6 +86,7 @@ class Runner:
 
     def add(self, leg: VllmLeg) -> None:
         """Passes a leg to vLLM. A refusal by vLLM becomes the leg's finish."""
+        # The intake found that the handle cannot be pulled. Later attempts are counted by `_recompute`.
         if leg.was_recomputed and not leg.attempt:
             self._pull_reports.recomputed(leg)
         if leg.pulls and (self._is_overdue(leg) or not self._pull_reports.begin(leg)):
@@ -150,6 +151,7 @@ class Runner:
             leg = self._legs.get(output.request_id)
             if leg is not None:
                 self._take(leg, output)
+        # After the outputs: a leg that has ended in this step must not be restarted.
         self._watch_pulls()
         self._watch_aborted_pulls()
         self._step += 1
@@ -281,6 +283,7 @@ class Runner:
         self._building.finishes.append(finish)
 
     def _abort(self, leg: VllmLeg, *, is_overdue: bool = False) -> None:
+        # Before the abort, which changes the request's status.
         was_pulling = leg.inner_id in self._pulls and self._core.is_pulling(leg.inner_id)
         self._core.abort(leg.inner_id)
         if was_pulling and leg.parameters is not None:
@@ -315,6 +318,7 @@ class Runner:
                     self._pull_reports.timed_out(leg)
                     self._compute_instead(leg, is_overdue=True)
             elif not self._core.is_queued(leg.inner_id):
+                # vLLM itself computes the prompt of a pull that failed.
                 leg.was_recomputed = self._core.has_failed_pull(leg.inner_id)
                 self._pull_reports.ended(leg, now)
                 del self._pulls[leg.inner_id]

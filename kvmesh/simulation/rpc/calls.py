@@ -200,6 +200,7 @@ class ResponseMixin:
 
     async def _receive(self: Any) -> Any:
         packed = None
+        # The second call waits for the end of the pipe: the status comes after the response.
         try:
             packed = await self._exchange.responses.receive()
             await self._exchange.responses.receive()

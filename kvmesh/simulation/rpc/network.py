@@ -163,6 +163,7 @@ class MemoryNetwork:
         partition = link.partitions
 
         def check() -> None:
+            # The link may have been healed and cut again since. That partition has a check of its own.
             if not link.is_up and link.partitions == partition:
                 for exchange in exchanges:
                     exchange.break_both(_SILENT)

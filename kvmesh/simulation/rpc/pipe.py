@@ -53,6 +53,7 @@ class MemoryLink:
         """Takes the link down or up. When it is up, everything that waited arrives in the order it was sent."""
         self.partitions += self.is_up and not is_up
         self.is_up = is_up
+        # A callback may take the link down again.
         while self.is_up and self._waiting:
             callback = next(iter(self._waiting))
             del self._waiting[callback]

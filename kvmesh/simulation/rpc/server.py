@@ -76,6 +76,7 @@ class MemoryServer:
             exchange.break_both(status)
 
     def accept(self, exchange: MemoryExchange) -> None:
+        # The client may have ended the call while it was on its way.
         if exchange.is_cancelled or exchange.status is not None:
             return
         # An otherwise empty context: nothing may reach a servicer but what crosses the wire.
@@ -94,6 +95,7 @@ class MemoryServer:
 
     async def _serve(self, exchange: MemoryExchange) -> None:
         timer = None
+        # As in gRPC, the server enforces the deadline itself: the client's cancel does not cross a partition.
         if exchange.deadline_s is not None:
             timer = asyncio.get_running_loop().call_at(exchange.deadline_s, exchange.cancel_task)
         try:

@@ -47,6 +47,7 @@ class HostSocket:
         with contextlib.suppress(BlockingIOError):
             while data := self._read():
                 self._received += data
+                # A short read has emptied the socket, which saves a further call.
                 if len(data) < READ_BYTES:
                     break
         return [to_host_decoder.decode(body) for body in take_frames(self._received)]

@@ -80,6 +80,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
     def init_request_receiver(self) -> None:
         super().init_request_receiver()
         receiver = self.request_receiver
+        # SGLang has made an instance of its own class. This one differs in one method only.
         fields = {name: getattr(receiver, name) for name in receiver.__dataclass_fields__}
         self.request_receiver: Any = LinkReceiver(**fields)
 
