@@ -203,7 +203,7 @@ class WorkerForks:
     async def open(self) -> None:
         """Imports the engine once. Raises UnavailableError with the log's path if the import fails."""
         async with self._one_at_a_time:
-            # Workers that start at the same time share one server: whoever had the lock before may have started it.
+            # Workers that start at the same time share one server: an earlier holder of the lock may have started it.
             if not self._forks or (self._server is not None and not self._server.has_ended):
                 return
             await self._close_server()

@@ -74,6 +74,7 @@ class StepOutputBuffer:
             self.taken += 1
             take(self._outputs.popleft())
         _resolve(self._emptied)
+        # No await between the last buffered output and this line, so outputs keep their order.
         self._take = take
         try:
             if not self._is_closed:

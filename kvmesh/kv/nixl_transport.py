@@ -429,8 +429,8 @@ class NixlTransport:
             self._listening.cancel()
         if self._pulls:
             await _wait_uninterrupted(asyncio.create_task(self._wait_pulls(), name="nixl-close"))
-        self._is_closed = True
         # Not earlier, since the polls of running pulls need `_submit`.
+        self._is_closed = True
         if self._running:
             _leaked.append(self._memory)
         # After whatever the thread still does. The event loop does not wait for it.
@@ -475,6 +475,7 @@ class _Following(asyncio.Future[None]):
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         failure = None if task.cancelled() else task.exception()
+        # A cancel counts even if the transfer has completed since: its caller expects no result.
         if self._stop.is_set() or task.cancelled():
             super().cancel()
         elif failure is not None:

@@ -84,6 +84,7 @@ def _claim(host: str, port: int) -> bool:
 
 def _is_free(host: str, port: int) -> bool:
     with socket.socket(family(host)) as probe:
+        # As servers do: a port whose old connections are in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -99,6 +99,7 @@ class FaultyEngine(SimulatedEngine):
     def _settle(self, step: Step | None = None) -> None:
         for finish in step.finishes if step is not None else ():
             if finish.handle is not None and self._handles_to_lose:
+                # Before the finish is delivered, so that no pull is faster.
                 self._handles_to_lose -= 1
                 self._lose(finish.handle.handle_id)
         super()._settle(step)

@@ -66,6 +66,7 @@ class MemoryAgent:
     def lose_state(self) -> None:
         """Starts again with an empty state and small indexes, as Consul does without its data directory."""
         self.live.state = AgentState(self.settings)
+        # The new state counts indexes from the start again, so an old answer could have the index of a new one.
         self._seen.clear()
         self.live.wake()
 

@@ -141,7 +141,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._check_closed()  # type: ignore[attr-defined]
         timer = _TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)
-        # As `BaseEventLoop.call_at` does. `TimerHandle.cancel` reports only timers with this flag, so that the loop removes them.
+        # As `BaseEventLoop.call_at` does: the loop counts cancelled timers with this flag, and removes them when they are many.
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 

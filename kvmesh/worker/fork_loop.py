@@ -120,8 +120,8 @@ class ForkLoop:
             connection.send({"error": f"{CHILDREN_MAX} children run already"})
             return
         parent = os.getpid()
-        sys.stdout.flush()
         # The child would write buffered text a second time.
+        sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:

@@ -220,6 +220,8 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
 
     await run_until_signalled(
         [
+            # Each part uses those before it. They close in reverse: the worker leaves the registry before its server closes, and the server
+            # closes before the engine.
             telemetry.tracing,
             *identity.parts,
             _Closing(registry),

@@ -190,6 +190,7 @@ class KvChecks:
             if known is None or known.epoch != source.epoch:
                 self._new[worker_id] = self._clock.now() + self._random.uniform(0, JITTER_S)
         if not view.is_stale:
+            # All instances, not only those of `found`: the handles of draining workers are still pulled.
             paths.forget_others([each.instance_id for each in view.instances])
             self._new = {worker_id: at_s for worker_id, at_s in self._new.items() if worker_id in found}
 

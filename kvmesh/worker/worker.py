@@ -188,6 +188,7 @@ class Worker:
     def open_link(self, outlet: Outlet, legs_max: int | None = None) -> CallerLink:
         """Opens a link with slots of its own and at most `legs_max` legs at a time. Calls `on_lost` now if `ended` is set."""
         link = CallerLink(self, number=self._next_link, outlet=outlet, legs_max=legs_max)
+        # `_end_streams` has reached only the links that were open then.
         if self._end is not None:
             outlet.on_lost(self._end)
         self._links[link.number] = link

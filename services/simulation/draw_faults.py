@@ -107,6 +107,7 @@ class _Draw:
             *2 * [drawn("pause", frail, (0.1, 10.0))],
         ]
         ended = [
+            # The first frontend never ends, so that clients always reach the mesh.
             *2 * [drawn("kill", frontends[1:], (0.05, 2.0))],
             drawn("restart-frontend", frontends[1:], (0.05, 1.0)),
         ]

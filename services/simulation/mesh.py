@@ -265,9 +265,11 @@ class SimulatedMesh:
 
     async def kill(self, name: str) -> None:
         """SIGKILL to a worker, a router or a frontend, which may be paused."""
+        # The cleanup below awaits tasks of the process, which do not run while it is paused.
         self.world.resume(name)
         if name in self.frontends:
             frontend = self.frontends[name]
+            # Before the cancels: `_cancelled_by` then reports that the frontend was lost.
             frontend.is_alive = False
             self.world.network.kill_client(name)
             for request_id, task in self._requests.items():

@@ -190,4 +190,5 @@ def take_frames(received: bytearray) -> Iterator[bytes]:
             start = end
             yield body
     finally:
+        # Also if the consumer raises: the messages that it has taken are not taken again.
         del received[:start]

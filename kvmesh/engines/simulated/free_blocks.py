@@ -57,7 +57,7 @@ class FreeBlocks:
         """Start of a free stretch of `count` blocks, searched from the previous allocation on; -1: there is none."""
         stretch = b"\1" * count
         start = self._is_free.find(stretch, self._next)
-        # Ends where stretches begin that the first search has covered.
+        # The end admits stretches that begin before `_next`: the first search has covered the others.
         return self._is_free.find(stretch, 0, self._next + count - 1) if start < 0 else start
 
     def give(self, blocks: Sequence[int]) -> None:

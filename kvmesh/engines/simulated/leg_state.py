@@ -155,7 +155,7 @@ class WaitingQueue:
         """Subtracts a leg that left the phase. Rebuilds the heap when most of its entries are dead."""
         self._live -= 1
         self.prompt_tokens -= len(leg.tokens)
-        # At most half of the entries are dead, so a rebuild costs a constant per leg.
+        # More than half of the entries are dead, so the rebuild costs a constant for each that it removes.
         if len(self._heap) > 2 * self._live + DEAD_ENTRIES_MAX:
             self._heap = [entry for entry in self._heap if entry[1].phase is self._phase]
             heapify(self._heap)

@@ -420,8 +420,8 @@ class Scheduler:
         if not is_stopped and generated < leg.tokens_max:
             self._decoding.add(leg, total)
             return
-        leg.phase = Phase.DONE
         # The leg has left its queue already, so `_end` must not remove it from one.
+        leg.phase = Phase.DONE
         if is_stopped:
             self._end(leg, FinishReason.STOP, stop_token_id=token_id)
         else:

@@ -273,6 +273,7 @@ class TrtllmEngine(BufferedEngine):
             return
         self._is_closing = True
         if self._streams is not None:
+            # First, because it delivers the finishes, which the outputs take until they are closed below.
             self._streams.cancel_all()
         for task in self._tasks:
             task.cancel()

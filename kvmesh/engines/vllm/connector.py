@@ -209,6 +209,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         words_done, words_failed = super()._pop_done_transfers(words)
         for request_id in started:
             if request_id in words_done:
+                # `super()` has removed it from `words`, which is a dict of its own.
                 del transfers[request_id]
             else:
                 transfers[request_id] = words[request_id]

@@ -62,6 +62,7 @@ class VllmIntake:
         inner_id = f"{request.leg_id}~{number}"
         core_request = self._core_request(
             inner_id,
+            # vLLM would validate the constraint again, here on the event loop. It is added below.
             request=request if validated is None else without_constraint(request),
             tokens=tokens,
             parameters=parameters,

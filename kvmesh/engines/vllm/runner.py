@@ -179,6 +179,7 @@ class Runner:
         return output
 
     def load(self) -> LoadRecord:
+        # vLLM forgets a handed-out request when its blocks are freed, and reports nothing then.
         for handle_id in [handle_id for handle_id in self._leases if not self._core.is_held(handle_id)]:
             del self._leases[handle_id]
         now = self._core.load()

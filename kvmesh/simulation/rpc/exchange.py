@@ -68,6 +68,7 @@ class MemoryExchange:
         self.status = status
         self.requests.discard()
         self.responses.discard()
+        # Empty if the server has sent none, so that waiters of a call that is over get a result.
         self._initial(())
         self._on_status(status)
 

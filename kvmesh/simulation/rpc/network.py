@@ -72,6 +72,7 @@ class MemoryNetwork:
     def kill(self, address: str) -> None:
         """The process at `address` dies: its calls, including new ones, end with UNAVAILABLE immediately, until a server starts there."""
         server = self._servers.pop(address, None)
+        # Calls with `wait_for_ready` wait for the next server.
         self._start_of(address).clear()
         if server is not None:
             server.die(_KILLED)

@@ -159,6 +159,7 @@ def kv_bytes_per_token(settings: SglangSettings) -> int:
     config = AutoConfig.from_pretrained(settings.model, revision=settings.revision or None).get_text_config()
     dtype = settings.dtype if settings.dtype != "auto" else str(getattr(config, "dtype", None) or "bfloat16")
     width = 4 if "float32" in dtype else 2
+    # Multi-head latent attention keeps one compressed vector and one rotary key per token and layer, instead of keys and values per head.
     if rank := getattr(config, "kv_lora_rank", None):
         return int(config.num_hidden_layers * (rank + config.qk_rope_head_dim) * width)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

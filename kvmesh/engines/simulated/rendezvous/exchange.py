@@ -80,6 +80,7 @@ class RendezvousExchange:
         self._on_change = on_change
         self._on_defect = on_defect
         self._timeout_s = scheduler.settings.handshake_timeout_s
+        # Longer than the decode engine takes to give its pull up (`Pulls.start_nowait`).
         self._sent_timeout_s = scheduler.settings.pull_timeout_s + 2 * OVERDUE_S
         self._rooms = Rooms()
         self._channels: dict[SimulatedLeg, Channel] = {}

@@ -199,6 +199,7 @@ class DecodeQueues:
             self._prebuild(leg)
             return
         leg.phase = Phase.RECEIVING
+        # Until its KV is here (`on_pulled`): legs that pull are in it too, and count as active.
         self._receiving[leg] = None
         self._signals.append(Signal(kind=SignalKind.READY, leg=leg))
 

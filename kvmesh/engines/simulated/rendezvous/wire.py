@@ -102,7 +102,7 @@ class HttpWire:
             try:
                 await on_channel(channel)
             finally:
-                # aiohttp drops the connection when the handler returns, so the last messages must be written before.
+                # aiohttp closes the socket when the handler returns, so the last messages must be written before.
                 await channel.wait_closed()
             return socket
 
