@@ -74,6 +74,7 @@ class RouterCore:
         record = DecisionRecord(ask=ask, ask_id=ask_id, policy=self.placer.policy, decided_at_s=wall)
         self.history.add(record)
         self._now = now
+        # First: a breaker whose pause is over puts its worker back into the pools that this decision uses.
         self.health.advance(now)
         try:
             self._check_reservations()
@@ -103,6 +104,7 @@ class RouterCore:
                 return self._enqueue(frontend_id, record, now, is_late=True)
         record.decision, record.considered = decision, self.placer.considered
         record.placement = self._reserve(frontend_id, ask_id, ask, decision=decision, now=now)
+        # Asks of this model and priority wait, so service that did not go through the queue counts for the shares too.
         if (accounts := self.queue.accounts_of(ask)) is not None:
             account = accounts.of(ask.tenant)
             accounts.serve(account, self._charge(frontend_id, ask_id, ask, account=account))
@@ -151,6 +153,7 @@ class RouterCore:
             self.charges.correct(reservation.charge, report.output_tokens, has_ended=ended, is_complete=complete)
         if report.kind in SETTLING:
             self.settle(reservation)
+        # Output means that the prompt is computed, and so does each kind of report that neither settles nor is PROGRESS.
         elif report.kind is not PROGRESS or report.output_tokens:
             self.book.mark_prefilled(reservation, now=_reported_time(reservation, report) if now is None else now)
         return reservation
@@ -199,6 +202,7 @@ class RouterCore:
         try:
             return self._place(frontend_id, ask, now)
         except UnavailableError:
+            # Tried again even without reports: `_choose_or_probe` may half-open a breaker early, for a probe.
             self.apply_buffered_reports()
             return self._choose_or_probe(frontend_id, ask, now)
         except OverloadedError:
@@ -254,9 +258,11 @@ class RouterCore:
         """
         of_peer = self.book.get_of_peer(frontend_id, ask_id)
         if of_peer is not None and of_peer.request_id == request_id:
+            # Peers accept the end of a reservation from its keeper only.
             self.book.adopt(of_peer)
             self.book.settle(of_peer)
         known = self.book.get_own(frontend_id, ask_id)
+        # The report that ends the older reservation may be buffered.
         if known is not None and self.apply_buffered_reports():
             known = self.book.get_own(frontend_id, ask_id)
         if known is None:
@@ -319,12 +325,14 @@ class RouterCore:
             raise self.health.refusal(problem, frontend_id=queued.frontend_id, model=ask.model, now=now) from None
         if queued.late_until_s is not None:
             if not may_go(decision, self.placer.bounds_of(ask.model).ttft_s, waited_s=queued_s):
+                # The drain treats this like a lack of room: the ask stays in the queue.
                 raise OverloadedError("the request waits for spare time", reason=LATE, retry_after_s=RETRY_AFTER_S)
             decision.reasons = (*decision.reasons, LATE)
         record.considered = self.placer.considered
         placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision=decision, now=now)
         record.decision, record.placement = decision, replace(placement, queued_s=queued_s)
         record.decided_at_s = wall
+        # Added again: newer decisions may have displaced the record while the ask waited.
         self.history.add(record)
         assert queued.tenant_queue is not None
         account = queued.tenant_queue.account
@@ -354,6 +362,7 @@ class RouterCore:
             prefill=prefill,
             decode=decode,
             uncached_tokens=decision.uncached_tokens,
+            # Rounded up.
             kv_blocks=-(-kv_tokens // decode.block_size_tokens) if uses_decode else 0,
             choices=ask.choices or 1 if uses_decode else 0,
             ends_at=ends_at,
@@ -406,6 +415,7 @@ class RouterCore:
 
     def _holders_of(self, block_hash: int) -> int:
         """Returns the bits of all holders whose events named the block, in any tier. Predictions do not count."""
+        # `prefixes` and not `holds`, which does not search pending runs.
         found = [holders for index in self.index.tiers.values() for holders in index.prefixes((block_hash,))[1]]
         return reduce(or_, found, 0)
 

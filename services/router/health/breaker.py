@@ -170,6 +170,7 @@ class Breaker:
 
     def _open(self, now: float, cause: str, pause_max_s: float) -> None:
         settings = self._settings
+        # A worker that fails again soon after its breaker closed gets a longer pause, as after a failed probe.
         is_fresh = self.state is BreakerState.CLOSED and now - self._closed_at >= settings.pause_max_s
         pause_s = settings.pause_min_s if is_fresh else 2 * self._pause_s
         self._pause_s = max(settings.pause_min_s, min(settings.pause_max_s, pause_max_s, pause_s))

@@ -123,6 +123,7 @@ class HealthMonitor:
 
     def on_placed(self, reservation: Reservation, ask: Ask, *, now: float, holders_of: Callable[[int], int]) -> None:
         """A request was placed. `holders_of` returns the bits of the holders whose events named a block."""
+        # Closed breakers ignore placements and first results.
         if self._not_closed or self.paths:
             for target in (reservation.prefill, reservation.decode):
                 if target is not None:
@@ -139,6 +140,7 @@ class HealthMonitor:
             if prefill is not None:
                 self._apply(prefill.worker, Breaker.on_success, reservation, now=now)
         elif kind is FIRST_TOKEN:
+            # As in `on_placed`.
             if self._not_closed or self.paths:
                 self._apply(decode.worker, Breaker.on_first_result, reservation, now=now)
         elif kind is FINISHED:
@@ -195,6 +197,7 @@ class HealthMonitor:
         self._checked_at = now
         if stood_still:
             return
+        # Few workers have requests and no recent step, while there may be thousands of reservations: usually there is nothing to search for.
         suspects = {
             target: watch
             for worker in self._workers.values()
@@ -213,6 +216,7 @@ class HealthMonitor:
             if now - self._resumed_at > allowed_s and watch.is_overdue(
                 now, allowed_s=allowed_s, due_at=reservation.due_at
             ):
+                # One event per target, however many of its placements are overdue.
                 del suspects[target]
                 self._add_event(target.worker, "worker_wedged", cause="overdue_placements")
                 self._trip(target.worker, WEDGED, now)

@@ -62,6 +62,7 @@ class OverlapWatch:
     def is_repeat(self, first_hash: int, now: float) -> bool:
         """Returns whether a prompt with this first block was placed here long enough ago that the worker's events must have named it."""
         placed_at = self.first_blocks.get(first_hash)
+        # The time of the earlier placement stays: otherwise prompts that come more often than this would never count as repeats.
         if placed_at is not None and now - placed_at < SETTLE_S:
             return False
         self.first_blocks[first_hash] = now

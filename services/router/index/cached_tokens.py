@@ -92,6 +92,7 @@ class CachedTokens:
         size = ask.block_size_tokens
         # A prompt that is held as a whole, and ends with a block: its last token is computed.
         tokens_max = ask.prompt_tokens - 1 if len(hashes) * size >= ask.prompt_tokens else -1
+        # Depths and sets of holders stand for the prompt: prompts that find the same ones share an entry.
         key = (pool.key, size, tokens_max, device, predicted, slower)
         tokens = self._cache.get(key)
         if tokens is None:
@@ -129,6 +130,7 @@ def tokens_by_bit(prefixes: Prefixes, block_size_tokens: int, width: int) -> Flo
 def deepest_prefixes(known: Prefixes, predicted: Prefixes) -> Prefixes:
     """Both together; a holder stays in one set, the one with its greater depth."""
     depths, sets = list(known[0]), list(known[1])
+    # Predicted sets are disjoint, so those that are appended below need no comparison with each other.
     of_known = range(len(depths))
     for depth, holders in zip(*predicted, strict=True):
         for i in of_known:

@@ -24,6 +24,7 @@ _PRUNE_FIRST = 64
 
 def bits(holders: int) -> list[int]:
     """Returns the bit numbers of a set, ascending. Reading the digits is several times faster than shifting."""
+    # Reversed and without the prefix `0b`: bit 0 comes first.
     return [bit for bit, digit in enumerate(bin(holders)[:1:-1]) if digit == "1"]
 
 
@@ -49,6 +50,7 @@ class HolderIndex:
     def __init__(self) -> None:
         self.holders: dict[int, int] = {}
         """By block, including bits of dropped holders until they are swept. Read only for others."""
+        # By parent: its only child, or the set of its children. A set for each block would cost more memory than all other entries of the block.
         self._children: dict[int, int | set[int]] = {}
         self._counts: list[int] = []
         self.bits_end = 0
@@ -83,8 +85,10 @@ class HolderIndex:
 
     def drop_holder(self, bit: int) -> None:
         """Drops a holder with all its blocks in O(1); `sweep` frees the memory."""
+        # Cached results contain live holders only. Their sentinels compare sets that still contain the dropped bit, so they show no change.
         self._live &= ~(1 << bit)
         self._lookup_cache.clear()
+        # A holder without blocks leaves no trace, so its bit needs no sweep.
         if self._counts[bit]:
             self._dead |= 1 << bit
         self._counts[bit] = 0
@@ -136,10 +140,12 @@ class HolderIndex:
             if block in children:
                 parents.append(block)
         self._counts[bit] -= len(block_hashes) - len(unknown)
+        # After the loop above: whether a block becomes a cut depends on its children, which the same event may remove.
         for block in parents:
             child = children[block]
             if isinstance(child, set):
                 self._after_removal(bit, mask=mask, block=block)
+            # The same as `_after_removal` for a single child, which is the usual case, without its calls.
             elif (who := holders.get(child, 0)) & mask:
                 self._add_cut(bit, block=block)
             elif not who and block not in holders:
@@ -160,6 +166,7 @@ class HolderIndex:
         if found is None:
             found = self._search(block_hashes, alive)
             self._lookup_cache.add(block_hashes, found, get)
+        # Cuts are applied after the cache: a cut may lie between the sentinels of a cached lookup.
         return self._without_cuts(block_hashes, *found) if self._cut_mask else found
 
     def _search(self, block_hashes: Sequence[int], alive: int) -> Prefixes:
@@ -172,6 +179,7 @@ class HolderIndex:
         ends = [(last, get(block_hashes[last], 0))]
         while ends and alive:
             high, there = ends.pop()
+            # A holder with a cut may hold this block although its prefix ended before.
             there &= alive
             if there == alive:
                 low = high
@@ -182,9 +190,11 @@ class HolderIndex:
                 if halfway == alive:
                     low = middle
                 else:
+                    # With equal sets at `middle` and `high`, no prefix ends between them, and `high` needs no second look.
                     if halfway != there:
                         ends.append((high, there))
                     high, there = middle, halfway
+            # `low` and `high` are neighbours here: these holders have the blocks before `high`, and not `high`.
             depths.append(high)
             sets.append(alive & ~there)
             low, alive = high, there
@@ -214,9 +224,12 @@ class HolderIndex:
 
     def _store_new_run(self, bit: int, mask: int, block_hashes: Sequence[int]) -> bool:
         """Stores a run of blocks that are all new, at the speed of the dictionary. False: they are not."""
+        # A block that left the index may have an entry in `_children` while a child of it is cached; the update below would overwrite that
+        # entry.
         if not (self.holders.keys().isdisjoint(block_hashes) and self._children.keys().isdisjoint(block_hashes)):
             return False
         run = dict.fromkeys(block_hashes, mask)
+        # A block that occurs twice may have two children here. Only the slow way keeps both.
         if len(run) != len(block_hashes):
             return False
         self.holders.update(run)
@@ -227,6 +240,7 @@ class HolderIndex:
     def _remove_run(self, bit: int, mask: int, block_hashes: Sequence[int]) -> bool:
         """Removes blocks that all have the same holders, at the speed of the dictionary. False: they have not."""
         holders, children = self.holders, self._children
+        # Neighbours mostly share one integer object (see `_store_one_by_one`), and `count` compares identity before equality.
         shared = holders.get(block_hashes[0], 0) if block_hashes else 0
         left = shared ^ mask
         if not shared & mask or list(map(holders.get, block_hashes)).count(shared) != len(block_hashes):
@@ -241,6 +255,7 @@ class HolderIndex:
                 del holders[block]
         self._counts[bit] -= len(run)
         for block, child in zip(run, list(map(children.get, run)), strict=True):
+            # A block that is removed with its only child is no cut. Its link stays while other holders have the block.
             if isinstance(child, int) and child in run:
                 if not left:
                     del children[block]
@@ -259,6 +274,7 @@ class HolderIndex:
             if old is None:
                 holders[block] = mask
                 added += 1
+                # Only for new blocks: a hash determines its parent, so a known block is linked already.
                 if previous is not None:
                     self._link(parent=previous, child=block)
             elif not old & mask:
@@ -348,6 +364,7 @@ class HolderIndex:
     def _swept_blocks(self, dead: int) -> Generator[None, None, None]:
         """One whole sweep; yields once per block. The index may change between two steps."""
         holders = self.holders
+        # A dropped holder stores nothing more, so blocks that are added during the sweep do not have its bit.
         for block in list(holders):
             old = holders.get(block, 0)
             if old & dead:
@@ -360,4 +377,5 @@ class HolderIndex:
             if block not in holders and block in self._children:
                 self._forget_childless(block)
             yield
+        # Holders that were dropped during this sweep stay, and need a sweep of their own.
         self._dead &= ~dead

@@ -39,7 +39,9 @@ class KvFeed:
         self._cache_blocks_max = cache_blocks_max
         self._epoch = 0
         self._sequence: int | None = None
+        # The newest batch that arrived, applied or not: after a gap, the feed is exact again when it has applied this batch.
         self._sequence_max = 0
+        # Holders of the snapshot that is arriving, one per rank; empty if there is none. `_incoming_at` is its epoch and sequence number.
         self._incoming: list[int] = []
         self._incoming_at = (0, 0)
         self._incoming_part = 0
@@ -79,6 +81,7 @@ class KvFeed:
             return True
         if batch.is_snapshot:
             return self._apply_snapshot(batch)
+        # A worker sends changes only after the last part of a snapshot, so a part is missing.
         if self._incoming:
             return self._recover("snapshot_interrupted")
         if self._sequence is None:
@@ -132,6 +135,7 @@ class KvFeed:
             if batch.part > 1:
                 return self._recover("snapshot_interrupted")
             self._begin_snapshot(batch)
+        # Part 0: the worker does not number parts, so missing ones cannot be detected.
         elif batch.part and batch.part <= self._incoming_part:
             return True
         elif batch.part and batch.part != self._incoming_part + 1:
@@ -155,8 +159,10 @@ class KvFeed:
     def _begin_snapshot(self, batch: KvBatch) -> None:
         self._drop_incoming()
         if self._sequence is not None and batch.epoch != self._epoch:
+            # The blocks of the earlier process are gone. Those of the same process serve placements until the last part.
             self._replace_holders()
         self._sequence = None
+        # `_sequence` None: if the stream breaks before the last part, `resume_at` asks for a new snapshot.
         self._incoming = [self._index.add_holder() for _ in self.bits]
         self._incoming_at = (batch.epoch, batch.sequence)
         self.trust, self.reason = Trust.RECOVERING, "snapshot_in_progress"
@@ -173,6 +179,7 @@ class KvFeed:
                     # The runs of a snapshot continue each other in any order, which pending runs would have to be searched for.
                     store = index.store_lazily if bits is self.bits else index.store
                     store(bits[rank], event.block_hashes, event.parent_hash)
+                    # Predictions stay with the present holder until `replace_holder` moves them at the end of a snapshot.
                     predicted.confirm(self.bits[rank], event.block_hashes)
                 case KvRemoved():
                     tiers[event.tier].remove(bits[rank], event.block_hashes)

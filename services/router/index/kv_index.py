@@ -38,6 +38,7 @@ class KvIndex:
         for index in self._indexes:
             reusable &= ~index.traces
         if reusable:
+            # The lowest one: sets, and the arrays that have one value per bit, stay short.
             bit = (reusable & -reusable).bit_length() - 1
             self._retired ^= 1 << bit
         else:
@@ -57,6 +58,7 @@ class KvIndex:
         """Drops `old`; its predictions become those of `new`."""
         self.predicted.rename(old=old, new=new)
         self.drop_holder(old)
+        # `add_holder` increased it too, but for a snapshot that was before the worker changed to the new bit.
         self.device.holders_version += 1
 
     def predict(self, bit: int, block_hashes: Sequence[int], *, now: float) -> None:

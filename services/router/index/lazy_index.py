@@ -80,6 +80,7 @@ class LazyIndex(HolderIndex):
         super().drop_holder(bit)
 
     def store(self, bit: int, block_hashes: Sequence[int], parent_hash: int | None = None) -> None:
+        # The blocks may be pending in the middle of a run, where a lookup by block does not find them (invariant 1).
         self._flush_holder(bit)
         super().store(bit, block_hashes, parent_hash)
 
@@ -90,6 +91,7 @@ class LazyIndex(HolderIndex):
         ):
             return
         super().store(bit, block_hashes, parent_hash)
+        # Invariant 3.
         if self.has_cuts(bit):
             self._flush_holder(bit)
 
@@ -99,9 +101,11 @@ class LazyIndex(HolderIndex):
         if pending is None:
             return super().remove(bit, block_hashes)
         rest = self._cut_off(pending, block_hashes)
+        # The parent of a run is about to leave the dictionaries, which would break invariant 2.
         if not pending.parents.keys().isdisjoint(rest):
             self._flush_holder(bit)
         unknown = self._remove(bit, rest)
+        # Unknown blocks may be in the middle of a run, and a cut breaks invariant 3.
         if unknown or self.has_cuts(bit):
             self._flush_holder(bit)
             unknown = self._remove(bit, unknown)
@@ -116,6 +120,8 @@ class LazyIndex(HolderIndex):
 
     def _flush_reached(self, block_hashes: Sequence[int], depths: Sequence[int]) -> bool:
         """Flushes the runs that start where the prompt starts, or where the prefix of a holder ends. False: there are none."""
+        # The block at index `depth` is the first one that the holders of this depth lack: their pending run starts with it. A prompt that is
+        # held as a whole has no such block.
         inside = depths if not depths or depths[-1] < len(block_hashes) else depths[:-1]
         ends = [block_hashes[0], *map(block_hashes.__getitem__, inside)]
         if self.heads.keys().isdisjoint(ends):
@@ -129,25 +135,30 @@ class LazyIndex(HolderIndex):
         pending = self._pending.get(bit)
         if pending is None or parent_hash is None:
             return False
+        # Runs are keyed by their last block, so a run that grows gets a new key in `_on_growth`.
         run = pending.runs.pop(parent_hash, None)
         if run is not None:
             run.blocks += block_hashes
             self._on_growth(pending, run, len(block_hashes))
         elif not self.holds(bit, parent_hash):
+            # A linear search, but only for a prompt that branches off in the middle of a run; the flush makes the next one fast.
             self._flush([run for run in pending.runs.values() if parent_hash in run.blocks])
         return run is not None
 
     def _start_run(self, bit: int, block_hashes: Sequence[int], parent_hash: int | None) -> bool:
         """Adds a pending run. False: the blocks must be added to the dictionaries; no pending run contains one of them."""
         first = block_hashes[0]
+        # Invariant 2.
         if parent_hash is not None and not self.holds(bit, parent_hash):
             return False
         same = self.heads.get(first, ())
         if len(same) >= PENDING_HOLDERS_MAX or any(run.bit == bit for run in same):
             self._flush(same)
             return False
+        # The holder has a part of this prompt. Later blocks may be pending then, in runs that start with one of these blocks.
         if self.holds(bit, first):
             self._flush([run for block in block_hashes for run in self.heads.get(block, ()) if run.bit == bit])
+        # Blocks that another holder has in the dictionaries need no new entries there.
         if len(block_hashes) < RUN_BLOCKS_MIN or first in self.holders:
             return False
         run = _PendingRun(bit, list(block_hashes), parent_hash)
@@ -161,6 +172,7 @@ class LazyIndex(HolderIndex):
     def _on_growth(self, pending: _PendingRuns, run: _PendingRun, blocks: int) -> None:
         pending.blocks += blocks
         self._record_end(pending, run)
+        # The first run is the one that has not grown for the longest time, because a run that grows is inserted again.
         while pending.blocks > self._blocks_max:
             self._flush([next(iter(pending.runs.values()))])
 
@@ -177,6 +189,7 @@ class LazyIndex(HolderIndex):
         if runs.keys().isdisjoint(block_hashes):
             return block_hashes
         removed = list(block_hashes)
+        # An event may name evicted blocks in the order of the prompt. Runs are cut from their ends, so the last block must come first.
         if removed[0] not in runs and removed[-1] in runs:
             removed.reverse()
         rest: list[int] = []
@@ -188,6 +201,7 @@ class LazyIndex(HolderIndex):
                 at += 1
                 continue
             count = _common_length(removed[at : at + len(run.blocks)], run.blocks)
+            # The key in `heads`, needed after the run has become empty.
             first = run.blocks[0]
             del run.blocks[-count:]
             pending.blocks -= count

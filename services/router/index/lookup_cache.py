@@ -60,12 +60,15 @@ class LookupCache:
         lookup = self._lookups.get(block_hashes[0])
         if lookup is None or lookup.prefixes != prefixes:
             if 2 * len(prefixes[0]) < SENTINELS_MAX:
+                # A least-recently-used order would cost every lookup; after a clear, a prefix is cached again by its second lookup.
                 if len(self._lookups) >= ENTRIES_MAX:
                     self._lookups.clear()
                 self._lookups[block_hashes[0]] = _CachedLookup(prefixes=prefixes)
             return
         count, deepest = len(block_hashes), prefixes[0][-1]
+        # For each depth, the last block of the prefix (depth - 1) and the block after it (depth), which exists unless the prompt ends there.
         places = {0, *(depth - 1 for depth in prefixes[0]), *prefixes[0]} - {count}
+        # For a single place (a prompt of one block) `itemgetter` would return the block instead of a tuple.
         if len(places) > 1:
             lookup.sentinels = itemgetter(*sorted(places))
             lookup.holders = tuple(map(get, lookup.sentinels(block_hashes)))

@@ -51,9 +51,11 @@ class _Stretch:
         """Returns the blocks from the prompt's start that `asked` has in common; its block `start` is known to be equal."""
         blocks, offset = self.blocks, self.offset
         high = self.end if self.end < count else count
+        # Hashes are chained, so equal last blocks mean equal stretches: a prompt that has the whole stretch needs one comparison.
         if blocks[high - 1 - offset] == asked[high - 1]:
             return high
         low, high = self.start, high - 1
+        # Blocks are equal at `low` and different at `high`.
         while high - low > 1:
             middle = (low + high) // 2
             if blocks[middle - offset] == asked[middle]:
@@ -138,6 +140,7 @@ class PredictedIndex:
         if not block_hashes:
             return
         self.expire(now)
+        # The hash of the last block identifies the whole prompt.
         last, records = block_hashes[-1], self._records.get(bit)
         if records is None:
             records = self._records[bit] = OrderedDict()
@@ -183,6 +186,7 @@ class PredictedIndex:
             return
         records = self._records[new] = self._records.pop(old)
         for placed in records.values():
+            # Added before the removal: a stretch without holders leaves the tree.
             self._add_count(placed.stretch, new)
             self._remove_count(placed.stretch, old)
             placed.bit = new
@@ -269,6 +273,7 @@ class PredictedIndex:
                 length = stretch.end - stretch.start
                 self._counts[bit] -= length
                 if not stretch.holders:
+                    # Its children have left already (invariant 1).
                     siblings = stretch.parent.children if stretch.parent is not None else self._first
                     del siblings[stretch.blocks[stretch.start - stretch.offset]]
                     self._blocks -= length

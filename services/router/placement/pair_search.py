@@ -66,6 +66,7 @@ class Selector:
         if lowest == INFINITE:
             return None
         if self._temperature:
+            # Costs relative to the lowest one do not overflow. A full candidate weighs exp(-inf) = 0, and `side="right"` never returns it.
             weights = np.exp((lowest - costs) / self._temperature).cumsum()
             return int(weights.searchsorted(self._random() * weights[-1], side="right"))
         (equal,) = (costs <= lowest + self._tie_ratio * lowest).nonzero()
@@ -132,6 +133,7 @@ def _find_pair_of_group(
         transfers_s = bad.transfer_s(
             prompt_tokens - cached_tokens[bad.decodes], handoff_times, bytes_per_token=bytes_per_token
         )
+        # Replaces the costs from above, which may be those of a bad pair.
         costs[bad.decodes] = (prefill_costs[:, np.newaxis] + transfers_s).min(0) + decode_costs[bad.decodes]
     decode = selector.choose(costs, cached_tokens, decodes.targets, first_target=group.decodes.start)
     if decode is None:

@@ -120,6 +120,7 @@ class Placer:
 
         Raises NotFoundError, UnsupportedError, UnavailableError or OverloadedError.
         """
+        # The core reads it when this method raises: None means that no pool was considered.
         self.considered = None
         self.policy.check(ask)
         self.considered = self._pools.get(ask)
@@ -177,6 +178,7 @@ class Placer:
         """Returns the cheapest prefill worker, with any decode worker in case it does not answer. None: the prefill workers are full too."""
         prefill_leg = self._score(query, LegKind.PREFILL)
         decode_leg = self._score(query, LegKind.DECODE)
+        # Full decode workers too: the chosen one is needed only if the prefill worker does not answer.
         decode_leg.costs = np.zeros_like(decode_leg.costs)
         pair = find_pair(
             self._selector,
@@ -354,6 +356,7 @@ class Placer:
         if (pair := self.sessions.get(ask.session_id, query.now)) is not None:
             position = side.position_of(pair[0] if kind is LegKind.PREFILL else pair[1])
             if position is not None:
+                # All others cost more, instead of this one less: ties are a ratio of the cost, which must not be negative.
                 preference += self.policy.preference
                 preference[position] -= self.policy.preference
         return preference
@@ -414,6 +417,7 @@ class Placer:
 
     def _pinned(self, pin: str, field: str) -> tuple[str, int | None]:
         """Returns the worker that a pin names, and the rank in `ID/RANK`; None: any."""
+        # The id of a worker may contain a slash, so a pin that is the id of a worker names no rank.
         worker_id, mark, rank = pin.rpartition("/")
         if not mark or not rank.isdecimal() or pin in self._fleet.workers:
             worker_id, rank = pin, ""

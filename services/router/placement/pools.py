@@ -129,6 +129,7 @@ class Pool:
         self.groups: Sequence[Group] = groups
         self.bad_pairs: Sequence[BadPairs | None] = [group.bad_pairs for group in groups]
         """Those of each group. Explanations keep it, so it is replaced and not changed."""
+        # One array for both sides, so that one `take` selects the tokens of all candidates; `_split` returns views of it.
         targets = [*self.prefills.targets, *self.decodes.targets]
         self._block_sizes: Positions = np.array([target.block_size_tokens for target in targets], dtype=np.intp)
         has_common_size = bool(targets) and np.ptp(self._block_sizes) == 0
@@ -136,6 +137,7 @@ class Pool:
         self.key = object()
         """Stands for the pool in the cache of cached tokens."""
         self.no_tokens = self._split(np.zeros(len(targets)))
+        # A placeholder: version -1 makes the first call of `select_tokens` read the bits.
         self._bits = self._block_sizes
         self._holders_version = -1
         self._reduced: dict[frozenset[str], Pool] = {}
@@ -211,6 +213,7 @@ class Pools:
 
     def get(self, ask: Ask) -> Pool:
         """Returns the candidates. Raises the error that requests of this kind are refused with when there is no decode worker."""
+        # Callers choose models, adapters and labels, so the number of kinds needs a limit.
         if self._version != self._fleet.version or len(self._pools) > _POOLS_MAX:
             self._pools.clear()
             self._removed.clear()

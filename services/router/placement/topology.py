@@ -36,6 +36,7 @@ class NearPairs:
 
     def lowest(self, prefill_costs: Floats) -> Floats:
         """Returns the lowest cost in each decode candidate's segment; infinite where it has none."""
+        # Each segment ends where the next one starts, as `reduceat` assumes. The value at the end is for decode candidates without a segment.
         lowest = np.append(np.minimum.reduceat(prefill_costs, self._starts), np.inf)
         return lowest.take(self._segment_of_decode)
 
@@ -70,6 +71,7 @@ class Group:
     def distances_to(self, decode: int) -> Positions:
         """Returns the distance of each prefill candidate to a decode candidate, by their positions in the group."""
         distances: Positions = np.full(self.prefills.stop - self.prefills.start, self.rest, dtype=np.intp)
+        # From far to near: the candidates of a host are in its zone too, and the nearest distance counts.
         for distance, near in reversed(self.near):
             segment = near.prefills_of(decode)
             if segment is not None:
@@ -90,6 +92,7 @@ def sort_key(target: Target) -> tuple[str, str, str, str, int]:
     """Sorts one side of a pool as `make_groups` needs it."""
     exchange_key = target.worker.exchange_key
     return (
+        # Those that cannot exchange KV are last.
         "/".join(exchange_key) if exchange_key is not None else "\uffff",
         zone_of(target),
         host_of(target),
@@ -126,6 +129,7 @@ def _make_group(
         Distance.ZONE: [[zone_of(target) for target in side] for side in sides],
         Distance.HOST: [[(zone_of(target), host_of(target)) for target in side] for side in sides],
     }
+    # From far to near: `rest` ends as the nearest distance that all pairs have in common, and `near` starts with the nearest one.
     for distance, (of_prefills, of_decodes) in places.items():
         if len({*of_prefills, *of_decodes}) == 1:
             rest = distance

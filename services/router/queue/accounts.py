@@ -99,6 +99,7 @@ class Accounts:
     def has_more_than_its_share(self, tenant: str) -> bool:
         """Returns whether the tenant was charged more than other tenants, whose requests wait."""
         account = self.of(tenant)
+        # A tenant that waits alone takes nothing from others.
         is_alone = len(self._active) == 1 and account.subqueues > 0
         return not is_alone and account.virtual_time > self._now
 
@@ -123,6 +124,7 @@ class Accounts:
         """A request of a tenant was served: one that waited, or a new one while others wait."""
         if not account.subqueues:
             account.virtual_time = max(self._now, account.virtual_time)
+        # Before the charge: in start-time fair queueing, the virtual time is the start of the newest service, not its end.
         self._now = max(self._now, account.virtual_time)
         self._joined += 1
         account.joined = self._joined
@@ -143,6 +145,7 @@ class Accounts:
         self._idle[account.tenant] = account
         if len(self._idle) <= self._tenants_max:
             return
+        # An account that is not ahead of the present time would continue at the present time, as a new one does.
         self._idle = {name: each for name, each in self._idle.items() if each.virtual_time > self._now}
         while len(self._idle) > self._tenants_max:
             # The one that loses least: it is hardly ahead of the others.

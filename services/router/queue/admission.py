@@ -153,5 +153,6 @@ def _ranked(subqueue: Subqueue, tried_of_model: Counter[str]) -> tuple[Rank, Sub
     queued = subqueue.head()
     assert queued.tenant_queue is not None
     account = queued.tenant_queue.account
+    # `order` is unique, so the heap never compares two subqueues.
     rank = (-queued.priority, tried_of_model[queued.ask.model], *account.rank, queued.order)
     return rank, subqueue

@@ -48,6 +48,7 @@ class AskQueue:
         self._loads = Loads(limits)
         self._rates = DrainRates()
         self._by_frontend: dict[str, dict[int, QueuedAsk]] = {}
+        # Sorted: (end, order of arrival, ask). The order of arrival is unique, so asks are never compared. `_late` is alike.
         self._ends: list[tuple[float, int, QueuedAsk]] = []
         self._late: list[tuple[float, int, QueuedAsk]] = []
         """Late asks, in the order in which they stop waiting for spare time."""
@@ -116,6 +117,7 @@ class AskQueue:
             raise OverloadedError(
                 f"the request would wait about {wait_s:.3g} s, and its timeout is {timeout_s:.3g} s",
                 reason="deadline_too_near",
+                # By then the queue is shorter by as much as the wait exceeds the timeout.
                 retry_after_s=self.retry_after_s(wait_s - timeout_s),
             )
         displaced = self._make_room(queued, now, wait_s=wait_s)
@@ -143,6 +145,7 @@ class AskQueue:
         """Gives late asks that have waited for long the place in the queue that they would have otherwise."""
         while self._late and self._late[0][0] <= now:
             queued = self._late[0][2]
+            # Removed before the change: `late_until_s` determines the priority, and so the place from which the ask is removed.
             self.remove(queued, now)
             queued.late_until_s = None
             self._insert(queued, now)
@@ -188,6 +191,7 @@ class AskQueue:
         queued.subqueue = queued.tenant_queue = None
         self._loads.remove(queued.priority, tenant_queue.account, queued.tokens)
         subqueue.rate.on_removed(now, served_tokens=served_tokens)
+        # A tuple sorts before the longer one that it is the start of, so the position is that of the ask itself.
         del self._ends[bisect_left(self._ends, (queued.ends_s, queued.order[1]))]
         if queued.late_until_s is not None:
             del self._late[bisect_left(self._late, (queued.late_until_s, queued.order[1]))]
@@ -221,6 +225,8 @@ class AskQueue:
         while self.requests and not self._has_room(ask):
             victim = self._victim(queued) if len(displaced) < DISPLACED_MAX else None
             if victim is None:
+                # Displacing as many as allowed does not make enough room, so all of them stay. They keep their place, since `order` is
+                # unchanged.
                 for each in displaced:
                     self._insert(each, now)
                 raise self._full(f"the queue is full with {self.requests} requests", wait_s)

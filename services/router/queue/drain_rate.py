@@ -44,6 +44,7 @@ class DrainRate:
 
     def _advance(self, now: float) -> None:
         if self._queued and now > self._updated_s:
+            # The seconds grow by the integral of e^(-age/D) over the time since the last update: D (1 - e^(-dt/D)).
             decay = exp((self._updated_s - now) / DECAY_S)
             self._tokens *= decay
             self._seconds = self._seconds * decay + DECAY_S * (1 - decay)

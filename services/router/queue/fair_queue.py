@@ -117,6 +117,7 @@ class FairQueue(Generic[T]):
     def tokens_ahead(self, queue: TenantQueue[T], item: T) -> float:
         """Returns the tokens of this queue that are served before an item that would be added to a tenant's queue now."""
         own, weight = queue.tokens_before(item.order), queue.account.weight
+        # Until a tenant has received this service per weight, each other tenant receives the same per weight, or all that it has waiting.
         share = (own + item.tokens) / weight
         return own + sum(min(each.tokens, share * each.account.weight) for each in self.queues() if each is not queue)
 

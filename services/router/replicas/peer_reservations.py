@@ -121,6 +121,7 @@ class PeerReservations:
         if session not in self._sessions:
             return
         del self._sessions[session]
+        # A newer stream of the same process may have taken its place. The peer is not lost then.
         if self._peers.get(session.origin) is session:
             del self._peers[session.origin]
             self._on_peer_lost(session.origin, now)

@@ -158,6 +158,7 @@ class PeerStreams:
                 followed.task.cancel()
                 del self._followed[name]
         for name, each in others.items():
+            # Only one of two routers opens the stream between them.
             is_ours = self._router_id < name and name not in self._followed
             if is_ours and self._tasks is not None and len(self._followed) < self._settings.peers_max:
                 task = self._tasks.create_task(self._follow(each), name=f"peer-{name}")
@@ -240,6 +241,7 @@ class PeerStreams:
             elif is_closing:
                 return
             else:
+                # There was no await since the checks above, so no wakeup is lost.
                 stream.wakeup.clear()
                 await _wait(stream.wakeup, max(WAIT_S_MIN, left_s))
 

@@ -107,6 +107,7 @@ class PeerUpdates:
             )
         return PeerUpdate(
             sequence=self._sequence,
+            # Evaluated first: `_take_ids` depends on what this leaves in `_added`.
             reservations=[to_peer_reservation(each, now, self._settings.blocks_max) for each in self._take_added()],
             prefilled_ids=self._take_ids(self._prefilled),
             settled_ids=self._take_ids(self._settled),
@@ -115,6 +116,7 @@ class PeerUpdates:
     def _on_change(self) -> None:
         changes = len(self)
         if changes > self._settings.changes_max or self.is_overrun:
+            # The next stream starts with a snapshot, so what is left here is never sent.
             self.is_overrun = True
             for each in (self._added, self._new, self._prefilled, self._settled):
                 each.clear()

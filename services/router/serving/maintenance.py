@@ -39,6 +39,7 @@ class Maintenance:
             self._metrics.remove_absent_workers()
             self._log_events(self._core.check_health(now=now))
             until_s = now + INTERVAL_S
+            # A sweep may need more time than an interval; the rest continues after the next round of the other work.
             while self._core.index.sweep(SWEEP_BLOCKS) and self._clock.now() < until_s:
                 await self._clock.sleep(SWEEP_PAUSE_S)
             await self._clock.sleep(until_s - self._clock.now())

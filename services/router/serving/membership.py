@@ -213,6 +213,7 @@ class FleetMembership:
                     async for batch in batches:
                         if batch.is_snapshot:
                             await self._yield_to_loop()
+                        # During an await, a new description may have replaced the feed.
                         if worker.feed is not feed or not feed.apply(batch):
                             break
             except OverloadedError:
@@ -223,6 +224,7 @@ class FleetMembership:
 
     async def _yield_to_loop(self) -> None:
         """Lets other work of the event loop run before each part of a snapshot, so that the router continues to place requests."""
+        # The lock serialises the parts of all workers. Without it, all of them would wake, and be applied, in the same iteration.
         async with self._snapshot_lock:
             await asyncio.sleep(0)
 
@@ -237,6 +239,7 @@ class FleetMembership:
                     raise DeadlineError(message, reason="silent", where=worker.worker_id) from None
                 if worker.description is None or record.epoch != worker.description.worker.epoch:
                     raise LostError("the worker process was replaced", reason="epoch_changed", where=worker.worker_id)
+                # Before `connected`: the first placement on the worker must see its load.
                 self._fleet.on_load_record(worker, record, now=self._clock.now())
                 self._fleet.connected(worker)
                 self._fleet.health.on_load_record(worker, record, self._clock.now())

@@ -96,6 +96,7 @@ class QueueDispatcher:
                 await self._wakeup.wait()
             elif not self._core.admission.has_more:
                 await self._wait_tick()
+            # Before the drain: a report that arrives during the sleep below must end the next wait.
             self._wakeup.clear()
             answered = self.drain()
             if self._clock.now() >= notice_at:

@@ -104,6 +104,7 @@ def salted_blocks(hashes: Sequence[int], block_size_tokens: int, salt: bytes) ->
     if block_size_tokens < 1 or BLOCK_TOKENS % block_size_tokens:
         return ()
     stride = BLOCK_TOKENS // block_size_tokens
+    # The last short block of each long one. A long block that is not full is left out.
     return tuple(_salted(hashes[at], salt) for at in range(stride - 1, len(hashes), stride))
 
 

@@ -63,6 +63,7 @@ class ReportBuffer:
         try:
             self._apply(REPORTS_PER_ITERATION)
         finally:
+            # Also after an exception: without it, the rest would wait for the next message.
             self.schedule()
 
     def _apply(self, reports_max: int) -> None:

@@ -86,5 +86,6 @@ class ResponseQueue:
 
     def _wake(self) -> None:
         reader, self._reader = self._reader, None
+        # The future of a cancelled `take` is done.
         if reader is not None and not reader.done():
             reader.set_result(None)

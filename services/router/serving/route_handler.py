@@ -55,6 +55,7 @@ class RouteHandler:
         """Places, queues or refuses a request; the answer is put into `responses`."""
         try:
             placement = self._place(frontend_id, ask_id, ask)
+            # The ask may have displaced others, whose refusals must not wait for the next drain.
             if self._dispatcher.has_queued:
                 self._dispatcher.flush()
         except MeshError as error:

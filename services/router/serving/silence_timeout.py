@@ -26,6 +26,7 @@ class _SilenceTimer:
 
     def _end(self, due_s: float) -> None:
         if self._loop.time() - due_s < self._reading_s:
+            # Expires the timeout at once: `asyncio.timeout` then cancels the body and raises TimeoutError.
             self._timeout.reschedule(self._loop.time())
         else:
             self._read()

@@ -74,6 +74,8 @@ class LinearModel:
         if not (expected_s > 0 and 0 < observed_s < inf):
             return
         error = _clip(log(observed_s / expected_s))
+        # The derivative of log(expected) with respect to the logarithm of a coefficient is the share of its part. So `shares` is the filter's
+        # observation matrix H, `spread` is P Hᵀ, and `variance` is H P Hᵀ + R.
         shares = [part / expected_s for part in parts]
         spread = [sum(map(mul, row, shares)) for row in self._covariance]
         variance = sum(map(mul, spread, shares)) + NOISE
@@ -84,7 +86,9 @@ class LinearModel:
                 value = values[i] * exp(_clip(own * error / variance))
                 values[i] = low if value < low else high if value > high else value
                 for j, other in enumerate(spread):
+                    # P - K H P, with the gain K = `spread` / `variance`.
                     row[j] -= own * other / variance
+            # Bounded by the start: a coefficient that no observation depends on would otherwise become ever less certain.
             uncertainty, prior = row[i] + DRIFT, self._priors[i]
             row[i] = uncertainty if uncertainty < prior else prior
             if shares[i] > 0:

@@ -164,4 +164,5 @@ class Fleet:
             )
             for rank in range(ranks)
         ]
+        # After the targets are replaced: it creates one step watch per target.
         self.health.reset_worker(worker)

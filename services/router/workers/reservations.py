@@ -163,6 +163,7 @@ class ReservationBook:
         if not reservation.is_prefilled:
             computing, tokens = reservation.computing_prompt, reservation.uncached_tokens
             if not reservation.prefill_s:
+                # A peer does not send the length of the prompt, so the uncached part is taken for all of it.
                 reservation.prefill_s = computing.coefficients.prefill_s(tokens, tokens)
             computing.add_prompt(tokens, prefill_s=reservation.prefill_s, now=reservation.placed_at)
             if reservation.prefill is not None:
@@ -201,6 +202,7 @@ class ReservationBook:
         del self._by_id[reservation.reservation_id]
         numbers = self._numbers(reservation)
         of_frontend = numbers.get(reservation.frontend_id, {})
+        # A newer reservation may have the number already: frontends count from one again after a restart.
         if of_frontend.get(reservation.ask_id) is reservation:
             del of_frontend[reservation.ask_id]
             if not of_frontend:

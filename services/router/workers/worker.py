@@ -147,6 +147,7 @@ class Target:
     @property
     def takes_prompts(self) -> bool:
         tokens_max = self.settings.prompt_tokens_per_prefill_max
+        # A worker without prompts takes one of any length, also one beyond the limit.
         return not self.prompt_tokens_in_flight or self.prompt_tokens_queued < tokens_max
 
     @property
@@ -202,6 +203,7 @@ class Target:
             # Without work the queue is empty for callers of any time, also of an earlier one.
             self.done_s = now + left_s if left_s else 0.0
         else:
+            # It is not known when the prompt ended, only that no more than the rest is left.
             self.done_s = min(self.done_s, self.updated_s + left_s)
         self.write_queue()
 
@@ -216,9 +218,11 @@ class Target:
         )
         self.reported_kv_blocks = record.kv_blocks_used
         self.decode_slots = record.running_requests_max
+        # The last comparison: a worker that reports no number of blocks is never short of them.
         self.is_short_of_blocks = record.kv_blocks_used >= self.settings.kv_used_ratio_max * record.kv_blocks_total > 0
         self.foreign_prefill_s = self._foreign_prefill_s(record)
         now = self._advance(now)
+        # The earlier `done_s` may contain foreign work of the record before. This router's own part is at most what it promised.
         self.done_s = now + self.foreign_prefill_s + max(0.0, min(self.done_s - now, self.prefill_s_in_flight))
         self.write_all()
 
