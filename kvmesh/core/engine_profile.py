@@ -89,6 +89,7 @@ def to_text(profile: EngineProfile) -> str:
 def read_engine_profile(text: str | bytes, *, field: str) -> EngineProfile:
     """Raises InvalidRequestError for anything but a profile of this version."""
     try:
+        # The version is read first, because a profile of another version may have fields that `EngineProfile` does not know.
         found = msgspec.json.decode(text, type=dict)
         if found.get("version") != VERSION:
             raise InvalidRequestError(

@@ -67,6 +67,7 @@ class Actuator:
     async def repeat_bounds(self, bounds_by_model: Mapping[str, PlacementBounds]) -> None:
         """Sends bounds again, for routers that have started since. Failures are logged: the next interval repeats them."""
         for model, bounds in bounds_by_model.items():
+            # Checked for each model: the leadership may end during a call.
             if not self._acts or not self._lead.fencing_token:
                 return
             try:
@@ -95,6 +96,7 @@ class Actuator:
         if not chosen:
             raise NotFoundError(f"no {source.value} worker can leave its pool", reason="no_worker")
         for worker_id in chosen:
+            # Another planner may have become the leader during the previous await.
             self._check_lead(decision)
             await self._connector.flip(
                 worker_id, target, fencing_token=decision.fencing_token, timeout_s=CALL_TIMEOUT_S

@@ -48,6 +48,7 @@ class Arrivals:
         while self.kept_s - self.counts[0][0] >= HISTORY_S:
             self.kept_s -= self.counts.popleft()[0]
         self.steady = self._limited(min(self.steady + 1, len(self.counts)))
+        # After a change, only the counts since then belong to the present rate.
         self.steady = self._changed_at() or self.steady
 
     @property
@@ -94,6 +95,7 @@ class Arrivals:
             if old_s < new_s:
                 break
             sigmas = _difference(new_s=new_s, new=new, old_s=old_s, old=sum(each[1] for each in before))
+            # The dispersion is at least 1 and costs most of the time, so it is computed only if the difference is large enough without it.
             if sigmas > most and (sigmas := sigmas / math.sqrt(self._dispersion(newest))) > most:
                 best, most = newest, sigmas
         return best
@@ -105,11 +107,13 @@ class Arrivals:
         """
         requests = [each[1] for each in self.counts]
         sums = [sum(requests[i : i + newest]) for i in range(len(requests) % newest, len(requests), newest)]
+        # Half of the squared difference of two independent values is an estimate of their variance.
         squares = sorted((later - earlier) ** 2 / 2 for earlier, later in pairwise(sums))
         kept = len(squares) - CHANGES
         mean = sum(sums) / len(sums) if sums else 0.0
         if kept < SQUARES_MIN or not mean:
             return 1.0
+        # Without the largest squares the mean is too small; for normal variables, `_trimmed_mean` is the factor.
         return max(1.0, sum(squares[:kept]) / kept / _trimmed_mean(kept / len(squares)) / mean)
 
 
@@ -122,6 +126,7 @@ def _trimmed_mean(share: float) -> float:
 
 def _difference(*, new_s: float, new: float, old_s: float, old: float) -> float:
     """Standard deviations between two rates of Poisson arrivals, by Anscombe's square roots (1948), which suit small counts too."""
+    # 2 sqrt(x + 3/8) of a Poisson count has variance 1 for any mean. Scaled to `new_s`, that of the older count has new_s / old_s.
     expected = (old + 0.375) * new_s / old_s
     return 2 * abs(math.sqrt(new + 0.375) - math.sqrt(expected)) / math.sqrt(1 + new_s / old_s)
 

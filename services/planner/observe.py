@@ -108,7 +108,7 @@ class ScrapeSource:
         return Observation(window=self._windows.add(self._clock.now(), newest), problems=problems)
 
     async def history(self, *, span_s: float, step_s: float) -> Mapping[str, Sequence[float]]:
-        """Returns None: a scrape knows no past."""
+        """Returns nothing: a scrape knows no past."""
         return {}
 
     async def _scrape(self, instance: Instance) -> Samples | str:

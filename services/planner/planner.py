@@ -206,6 +206,7 @@ class Planner:
             if observation.ready.prefill_workers or observation.ready.decode_workers or model in self._models:
                 targets = self.targets_of(model)
                 if targets is not None:
+                    # Costs are computed anew for each model, because the decisions before this one changed what their models want.
                     targets = within_budget(limited(targets, states), self._settings.budget_max, self._costs(models))
                 await self._decide_model(observation, targets, self._known_speeds.get(model), wanted=wanted.get(model))
         await self._actuator.repeat_bounds({model: self._bounds_of(model) for model in self._models})

@@ -75,6 +75,7 @@ class ReplayEngine:
         self._on_prompt = on_prompt
         self._on_done = on_done
         self._prefilling: list[Job] = []
+        # A heap of (number of the step that generates the last token, ask id, job).
         self._decoding: list[tuple[int, int, Job]] = []
         self._computed_in_step: list[Job] = []
         self._decoding_in_step = 0
@@ -127,6 +128,7 @@ class ReplayEngine:
         self._run_began_s = now_s
         self._run_steps = 1
         if self._decoding and not spent and not self._computed_in_step:
+            # `steps` includes the first step of this run already.
             until_first_end = self._decoding[0][0] - self.steps + 1
             self._run_steps = max(1, min(until_first_end, int(self.shape.run_s / self.last_step_s)))
         return self.last_step_s * self._run_steps
@@ -191,9 +193,11 @@ class ReplayEngine:
             return False
         job = self.waiting[0]
         size = self.shape.block_tokens
+        # The last token of a prompt is always computed, so a block that ends with it is not taken from the cache.
         cached = self.pool.match(job.names[: (job.trace.prompt_tokens - 1) // size])
         tokens = job.trace.prompt_tokens + (job.trace.output_tokens if job.decode is self else 0)
         missing = -(-tokens // size) - len(cached)
+        # Cached blocks that no request holds count as available, but this request is about to hold them.
         if missing > self.pool.available - self.pool.idle_among(cached):
             return False
         self.waiting.popleft()

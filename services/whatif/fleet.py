@@ -105,6 +105,7 @@ class ChangingFleet:
         self._replay.at(self._replay.now_s + self._times.start_s, lambda: self._serve(member))
 
     def _serve(self, member: _Member) -> None:
+        # It was stopped while it started.
         if member not in self._members:
             return
         self._names += 1

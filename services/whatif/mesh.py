@@ -70,6 +70,7 @@ class Replay:
         self._unfinished = 0
         self._told_s: dict[str, float] = {}
         self._placing_cpu_s = 0.0
+        # Last, because a placer reads the workers of the replay.
         self._placer = placer(self)
 
     def run(self, trace: Sequence[RecordedRequest], *, speed: float) -> ReplayResult:
@@ -157,6 +158,7 @@ class Replay:
 
     def _end_at(self, engine: ReplayEngine, time_s: float) -> None:
         """Ends the step or run then. Replaces an earlier end of the same run."""
+        # An entry of the heap cannot be removed. The end that is replaced finds another number, and does nothing.
         number = self._runs[engine.name] = self._runs.get(engine.name, 0) + 1
         self.at(time_s, lambda: self._end_step(engine) if self._runs[engine.name] == number else None)
 
@@ -225,4 +227,5 @@ class Replay:
 
 def _name(block: int) -> int:
     """Returns a 64-bit hash for a block id. The trace's ids are chained: equal ids mean equal prefixes."""
+    # Fibonacci hashing: the factor is 2^64 divided by the golden ratio. It is odd, so different ids have different hashes.
     return (block + 1) * 0x9E3779B97F4A7C15 % (1 << 64)

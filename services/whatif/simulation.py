@@ -76,6 +76,7 @@ class _Mesh(Replay):
         return self.router
 
     def place(self, job: Job) -> None:
+        # Only the first attempt is an arrival; retries come here too.
         if job is self.jobs[-1] and not job.placed_s and job.arrived_s == self.now_s:
             self._metrics.on_arrival(job)
         super().place(job)

@@ -47,6 +47,7 @@ class ComposeOrchestrator:
         self._wanted[unit] = workers
         if self._running is None:
             self._running = asyncio.create_task(self._apply())
+        # `wait_for` would cancel the command at the timeout.
         await asyncio.wait({self._running}, timeout=ACCEPTED_S)
         self._raise_failure()
 
@@ -76,6 +77,7 @@ class ComposeOrchestrator:
             self._failure = error
             self._wanted.clear()
         finally:
+            # There was no await since the loop found nothing to do, so a size that is set later starts a new task.
             self._running = None
 
     async def _count(self, unit: str) -> tuple[int, int]:
@@ -114,6 +116,7 @@ async def _finish(process: Process) -> tuple[bytes, bytes]:
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
+        # Shielded: the process is waited for even if a second cancel ends this await.
         await asyncio.shield(process.wait())
         raise
 

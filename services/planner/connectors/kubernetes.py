@@ -47,6 +47,7 @@ class KubernetesOrchestrator:
 
     async def _call(self, verb: str, unit: str, **options: Any) -> Any:
         kind, name = kind_and_name(unit)
+        # For example `patch_namespaced_stateful_set_scale`.
         method: Callable[..., Any] = getattr(self._api, f"{verb}_namespaced_{kind.replace('set', '_set')}_scale")
         try:
             return await asyncio.to_thread(

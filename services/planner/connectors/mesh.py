@@ -58,6 +58,7 @@ class MeshActions:
                 continue
             pool = [view for view in views if view.role is role and not view.excluded_by]
             pool.sort(key=lambda view: (view.requests_in_flight, view.worker.worker_id))
+            # There is a view for each rank. A worker counts once, by its rank with the fewest requests.
             return list(dict.fromkeys(view.worker.worker_id for view in pool))
         raise failure
 

@@ -88,6 +88,7 @@ class Evaluator:
         flipped = moved(ready, to_prefill)
         start_s, flip_s = max(1e-9, self._settings.start_s), self._settings.flip_s
         part = min(1.0, flip_s / start_s)
+        # "Soon" is the time in which a new worker would start. Neither pool has the workers that flip during `flip_s` of it.
         soon = [(part, _smaller(ready, flipped)), (1.0 - part, flipped)]
         return self._alternative(DecisionAction.FLIP, moved(self._situation.wanted, to_prefill), soon, takes_s=flip_s)
 
@@ -160,4 +161,5 @@ def best_first(alternatives: Sequence[Alternative], rate: float) -> Sequence[Alt
 
 def fastest_first(alternatives: Sequence[Alternative], rate: float) -> Sequence[Alternative]:
     """Sorts by the time that a change takes, then as `best_first` does."""
+    # `sorted` is stable: equally fast alternatives keep the order of `best_first`.
     return sorted(best_first(alternatives, rate), key=lambda each: each.takes_s)

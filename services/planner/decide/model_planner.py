@@ -130,6 +130,7 @@ class ModelPlanner:
                 action=DecisionAction.KEEP, reason="no_load", detail="no request was observed yet"
             ), inputs
         tokens = observation.newest_tokens
+        # Tokens in units of mean prompts, since a few long prompts are a burst too.
         newest = recent if tokens is None else tokens / max(1.0, self._demand.prompt_tokens)
         settled = self._excursions.settle(recent, newest, now_s)
         self.history.add(settled, now_s)
@@ -141,6 +142,7 @@ class ModelPlanner:
         bursts = self._update_bursts(observation, now_s)
         plain = Sizer(speed=speed, targets=targets, workers_max=self._settings.workers_max, bursts=bursts)
         catch_up = self._catch_up_rate(plain, self._demand.at_rate(settled), observation, now_s=now_s)
+        # A backlog raises `now` above the observed rate; waits that it causes are not the error of the formulas.
         self._correction.update(observation, plain, now_s=now_s, is_steady=now.requests_per_s <= recent)
         sizer = replace(plain, corrections=self._correction.value)
         coming = coming_demand(self._demand, prediction, settled)
@@ -158,6 +160,7 @@ class ModelPlanner:
         ready = replace(observation.ready, deflect_tokens=self._wanted.deflect_tokens)
         situation = Situation(now=now, coming=most, ready=ready, wanted=self._wanted)
         sizing = sizer.size(most)
+        # The stabiliser must not remember sizes that only a backlog needs, or pools would keep them for `calm_s`.
         lasting = sizer.size(coming).shape if catch_up else sizing.shape
         sized = larger(self._stabiliser.settle(lasting, self._wanted, now_s), sizing.shape)
         choice = self._choose(sizer, situation, sizing, sized=sized, now_s=now_s)
@@ -178,6 +181,7 @@ class ModelPlanner:
         """Returns the rate over about half of the TTFT target: requests of a shorter burst can wait without missing it."""
         passed_s, self._smoothed_s = now_s - self._smoothed_s, now_s
         smoothing_s = (targets.ttft_s or 0.0) / 2
+        # The first call comes an infinite time after NEVER, so its weight is 1.
         weight = 1 - math.exp(-passed_s / smoothing_s) if smoothing_s else 1.0
         self._rate += weight * (rate - self._rate)
         return self._rate
@@ -193,7 +197,7 @@ class ModelPlanner:
         return self._wanted.deflect_tokens if self._wanted is not None else 0
 
     def accept(self, decision: Decision, now_s: float) -> None:
-        """Called when the decision was carried out, or would have been outside of a dry run."""
+        """Called when the decision was carried out."""
         before = decision.inputs.wanted
         self._wanted = decision.shape
         self._acted_s = now_s

@@ -96,6 +96,7 @@ class Excursions:
             return level
         age_s = now_s - self._began_s
         lasting = 1 + len(self._ended) - len(brief)
+        # Of the earlier rises that reached the age of this one: did at least as many last as ended soon? `lasting` assumes one more that lasted.
         return rate if lasting >= sum(length_s >= age_s for length_s in brief) else level
 
     def _level(self, rate: float, now_s: float) -> float:

@@ -85,6 +85,7 @@ class Thresholds:
                 pool.changed_s = now_s
                 return size + 1
             return size
+        # `value * size / (size - 1)` is the load per worker that the smaller pool would have.
         if size <= max(1, limits.workers_min) or value * size / (size - 1) >= low:
             pool.calm_since_s = math.inf
             return size

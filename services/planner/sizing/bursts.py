@@ -44,6 +44,7 @@ class Bursts:
 
     def waits(self, load: float, workers: int) -> BurstWaits:
         """`load`: workers that the level keeps busy. Loads of up to a fiftieth of the pool more share a replay."""
+        # Rounded up, so a shared replay has at least the work of each load.
         ratio = -int(-load / workers * RATIO_STEPS // 1)
         known = self._known.get(ratio)
         if known is None:
@@ -100,6 +101,7 @@ class BurstHistory:
         if span_s <= 0:
             return
         least_s = HISTORY_STARTS * self._start_s / SPANS_MAX
+        # Short spans are merged with the newest one, so that the history has about SPANS_MAX spans at most.
         if self._spans and self._spans[-1][0] + span_s <= least_s:
             known_s, known = self._spans.pop()
             self._total_s -= known_s

@@ -29,6 +29,7 @@ class Corrections:
     itl: float = 1.0
 
 
+# No slots: `cached_property` needs `__dict__`.
 @dataclass(frozen=True, kw_only=True)
 class LatencyForecast:
     """The latencies of `demand` on `shape`. Without prefill workers, decode workers compute all prompts."""
@@ -43,6 +44,7 @@ class LatencyForecast:
     @cached_property
     def is_stable(self) -> bool:
         """Whether the pools can serve the load at all."""
+        # If no request goes to prefill workers, there may be none: 0 < 0 + 1.
         return self.prefill_load < self.shape.prefill_workers + (not self.prefill_rate) and math.isfinite(self.batch)
 
     @cached_property
@@ -127,6 +129,7 @@ class LatencyForecast:
         if batch_max < 0:
             return 0.0
         mean = self.batch * self.shape.decode_workers
+        # 0.5 is the continuity correction for the normal approximation of a count.
         return normal_below(
             batch_max * self.shape.decode_workers + 0.5, mean=mean, variance=mean * max(1.0, self.demand.burstiness)
         )
@@ -166,6 +169,7 @@ class LatencyForecast:
         if started * per_request_s >= 1:
             return math.inf
         batch = started * self.speed.decode_step_base_s / (1 - prefill_share) / (1 - started * per_request_s)
+        # `batch_max` below 1: the KV blocks of a worker do not suffice for a single request.
         return batch if 1 <= self.batch_max > batch else math.inf
 
     @cached_property

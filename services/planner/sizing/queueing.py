@@ -51,6 +51,7 @@ def wait_within(limit_s: float, *, waiting: float, mean_s: float) -> float:
         return 0.0
     if mean_s <= 0:
         return 1.0
+    # `mean_s` includes requests that do not wait: the mean of those that wait is mean_s / waiting.
     return 1.0 - waiting * math.exp(-limit_s * waiting / mean_s)
 
 

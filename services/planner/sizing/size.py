@@ -82,6 +82,7 @@ class Sizer:
 
     def limit(self, demand: Demand) -> str:
         """Returns what keeps the targets from being met even by the largest pools. Empty: nothing."""
+        # At this rate no request waits for another one, so more workers do not change what fails here.
         alone = self.forecast(demand.at_rate(IDLE_RATE), self._huge)
         ttft_s, itl_s, percentile = self.targets.ttft_s, self.targets.itl_s, self.targets.percentile
         if alone.kv_batch_max < 1:
@@ -92,6 +93,7 @@ class Sizer:
             within = alone.ttft_within(ttft_s + self.speed.transfer_s(max(n for n, _ in demand.prompt_lengths)))
             return "transfer" if within >= percentile else "prefill_time"
         most = self._most(demand)
+        # 0 stays 0: decode workers compute the prompts.
         more_prefill = Shape(prefill_workers=most.prefill_workers and HUGE, decode_workers=most.decode_workers)
         if self.forecast(demand, most).meets:
             return ""
@@ -127,6 +129,7 @@ class Sizer:
             shape = Shape(prefill_workers=prefill, decode_workers=decode)
             if self._fits(shape):
                 yield shape
+            # Further prefill workers only cost more, because the decode pool cannot be smaller.
             if decode == fewest:
                 return
 
