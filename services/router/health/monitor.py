@@ -180,6 +180,7 @@ class HealthMonitor:
             else:
                 # The work disappeared without a step: probes must show that the worker is alive.
                 health.breaker.trip(now, WEDGED)
+        # The breaker was tripped by overdue placements or by work that disappeared. A step shows that the engine is alive.
         elif has_stepped and health.breaker.cause == WEDGED:
             self._recover(worker, health, now)
         self._update(worker, health)
@@ -325,6 +326,7 @@ class HealthMonitor:
             is_paused = self.paths.on_failure(
                 frontend_id=frontend_id, worker_id=worker.worker_id, reservation_id=reservation.reservation_id, now=now
             )
+            # The worker is not to blame, but if the request was a probe, another one may take its place.
             self._apply(worker, Breaker.on_no_verdict, reservation, now=now)
             if is_paused:
                 self._add_event(worker, "path_opened", frontend_id=frontend_id)
@@ -346,6 +348,7 @@ class HealthMonitor:
         self._update(worker, health)
 
     def _recover(self, worker: RegisteredWorker, health: WorkerHealth, now: float) -> None:
+        # A breaker that opened because requests failed stays open: steps do not show that requests succeed.
         if health.breaker.cause in ("", WEDGED):
             health.breaker.close(now)
         self._add_event(worker, "worker_recovered")

@@ -281,6 +281,7 @@ class PredictedIndex:
 
     def _renew(self, placed: _Prediction, now: float) -> None:
         placed.ends_at = now + placed.lifetime.ttl_s
+        # Placements in a queue have the same lifetime, so the renewed one ends last (invariant 3).
         self._queues[placed.lifetime].move_to_end(placed)
         self._records[placed.bit].move_to_end(placed.last)
 
@@ -292,6 +293,7 @@ class PredictedIndex:
         while len(queue) > placed.lifetime.placements_max:
             self._remove(next(iter(queue)))
         while self._blocks > self._blocks_max and self._placements > 1:
+            # The longest queue shrinks, so no lifetime's placements are displaced entirely by those of another one.
             longest = sorted(self._queues.values(), key=len)[-1]
             self._remove(next(iter(longest)))
 

@@ -105,6 +105,7 @@ class PeerReservations:
         if not session.origin:
             self._introduce(session, news, now)
         if news.is_snapshot and session.missing_ids is None and not session.has_snapshot:
+            # Reservations from an earlier stream of this peer. Those that the snapshot does not contain have ended (invariant 4).
             session.missing_ids = {each.reservation_id for each in self._book if each.keeper == session.origin}
             session.missing_ids.update(name for name, each in self._pending.items() if each.origin == session.origin)
         for reservation in news.reservations:
@@ -131,6 +132,7 @@ class PeerReservations:
         for reservation_id, pending in list(self._pending.items()):
             if pending.ends_at <= now:
                 del self._pending[reservation_id]
+        # Workers become known only with a new version of the fleet.
         if self._pending and self._pending_fleet_version != self._core.fleet.version:
             for reservation_id, pending in list(self._pending.items()):
                 if self._count(pending.news, pending.origin, ends_at=pending.ends_at, now=now):
@@ -153,6 +155,7 @@ class PeerReservations:
                 session.updates.mark_prefilled(reservation)
 
     def on_settled(self, reservation: Reservation) -> None:
+        # Peers ignore ends from a router that they never took for the keeper.
         is_ours = not reservation.keeper or reservation.is_announced
         for session in self._sessions:
             if is_ours:
@@ -162,6 +165,7 @@ class PeerReservations:
 
     def _is_ours(self, reservation: Reservation) -> bool:
         """Returns True when a snapshot must contain it, since no other router sends it. Called once per reservation that is sent."""
+        # It may have ended since the snapshot was started. A peer with a stream sends its own reservations.
         if self._book.get(reservation.reservation_id) is not reservation or reservation.keeper in self._peers:
             return False
         reservation.is_announced = True

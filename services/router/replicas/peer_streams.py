@@ -134,6 +134,7 @@ class PeerStreams:
             raise OverloadedError(message, reason="peers_full", retry_after_s=1.0)
         stream = self._open()
         reading = asyncio.create_task(self._read(stream.session, messages), name="peer-read")
+        # When the peer's half ends, `_outgoing` must end too.
         reading.add_done_callback(lambda _: stream.end())
         try:
             async with aclosing(self._outgoing(stream)) as outgoing:

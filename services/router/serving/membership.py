@@ -122,6 +122,7 @@ class FleetMembership:
     def _on_instance(self, instance: Instance, service: str, role: Role) -> None:
         followed = self._followed.get(instance.instance_id)
         role_sequence = role_sequence_of(instance)
+        # The views of the pools arrive independently, so this one may be from before the worker changed its role.
         if followed is not None and followed.is_newer(instance, service, role_sequence):
             return
         if followed is not None and (followed.worker.address, followed.service) != (instance.address, service):
@@ -191,6 +192,7 @@ class FleetMembership:
             message = f"{worker.address} answers as {description.worker.worker_id}, not as {worker.worker_id}"
             raise UnavailableError(message, reason="wrong_worker")
         known = worker.description
+        # Only after a change, because `Fleet.describe` causes all pools to be built again.
         if known is None or known != description or not worker.targets:
             self._fleet.describe(worker, description)
 

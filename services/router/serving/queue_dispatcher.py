@@ -43,6 +43,7 @@ class QueueDispatcher:
         self, frontend_id: str, ask_id: int, responses: ResponseQueue, *, may_have_room: bool = False
     ) -> None:
         """An ask was queued. Its answer goes to this stream, and not to an earlier one with the same ask."""
+        # `run` waits for a wakeup while no ask is queued.
         if not self._streams or may_have_room:
             self.wake()
         self.on_not_queued(frontend_id, ask_id)

@@ -86,6 +86,7 @@ class _Watcher:
 
     def take(self) -> RecordedBatch | None:
         """Returns unread requests, at most BATCH_MAX; None if there are none."""
+        # Before the check, so that no call of `add` is missed.
         self.changed.clear()
         if not self._unread:
             return None

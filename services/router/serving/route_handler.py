@@ -78,6 +78,7 @@ class RouteHandler:
     def _respond(
         self, frontend_id: str, ask_id: int, outcome: Placement | MeshError, *, responses: ResponseQueue
     ) -> None:
+        # The ask may have replaced a queued one with the same number. If that one is still queued, this response refuses the newer ask only.
         if self._dispatcher.has_queued and self._core.queue.get(frontend_id, ask_id) is None:
             self._dispatcher.on_not_queued(frontend_id, ask_id)
         responses.put_nowait(AskResponse(ask_id, outcome))

@@ -29,6 +29,7 @@ def learn(
         if reservation.prefill is None:
             _learn_prefill(reservation, forecast, report)
             reservation.forecast = None
+        # Without a wait for a slot, which would count as a part of the handoff.
         elif forecast.handoff_s is None and forecast.prefilled_after_s is not None and not forecast.wait_s:
             decode = reservation.decode
             step_s = decode.coefficients.step_s(decode.requests_active, kv_tokens=decode.kv_tokens_active)

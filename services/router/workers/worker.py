@@ -283,6 +283,7 @@ class Target:
 
     def _foreign_prefill_s(self, record: LoadRecord) -> float:
         """Prefill time of requests that wait there and that this router did not place. Of its own it knows what is cached."""
+        # A lower bound, because some of this router's requests run already.
         foreign = record.waiting_requests - self.requests_in_flight
         if foreign <= 0:
             return 0.0
