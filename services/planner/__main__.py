@@ -155,6 +155,7 @@ async def serve(settings: PlannerSettings) -> None:
                 telemetry.tracing,
                 *identity.parts,
                 metrics_server,
+                # A planner that does not act must not become the leader.
                 *([election] if settings.mode == "act" else []),
                 planner,
                 server,

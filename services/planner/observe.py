@@ -74,6 +74,7 @@ class Fetcher:
 
     async def _read(self, content: Any) -> bytes:
         body = bytearray()
+        # In chunks, because `read` would keep an answer of any length in memory.
         async for chunk in content.iter_any():
             body += chunk
             if len(body) > RESPONSE_BYTES_MAX:

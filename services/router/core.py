@@ -316,6 +316,7 @@ class RouterCore:
         if self.book.is_full:
             raise self._full()
         ask, record, queued_s = queued.ask, queued.record, now - queued.arrived_s
+        # The timeout counts from the arrival of the ask.
         if ask.timeout_s is not None:
             ask = replace(ask, timeout_s=ask.timeout_s - queued_s)
         try:
@@ -379,6 +380,7 @@ class RouterCore:
             priority=ask.priority,
             charged_tokens=self.charges.tokens(ask, decision.uncached_tokens),
             block_hashes=block_hashes if is_silent else (),
+            # Hashes of another block size name no block that the worker will report.
             predicted_hashes=block_hashes if ask.block_size_tokens == (prefill or decode).block_size_tokens else (),
         )
         self.book.add(reservation)

@@ -115,6 +115,7 @@ class ChangingFleet:
 
     def _stop_one(self, role: Role) -> None:
         self.stops += 1
+        # A worker that does not serve yet is stopped first.
         starting = [
             each for each in self._members if each.role is role and each.engine is None and each.becomes is None
         ]

@@ -186,6 +186,7 @@ class RouterPlacer:
         worker = self._register(engine, role, is_draining=False)
         self.core.fleet.describe(worker, _description(engine.name, role, shape, epoch=epoch))
         assert worker.feed is not None
+        # An empty snapshot: without one the feed would not apply the events that follow.
         worker.feed.apply(KvBatch(epoch=epoch, sequence=0, is_snapshot=True))
         self.core.fleet.connected(worker)
         self._sequences[engine.name] = 0

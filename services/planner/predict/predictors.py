@@ -135,6 +135,7 @@ def backtest(name: str, predictor: Predictor, history: Sequence[float], *, steps
         predicted = max(predictor(history[:origin], steps))
         actual = max(history[origin : origin + steps])
         missed += abs(actual - predicted)
+        # Without a lower bound, a prediction near 0 would make the ratio arbitrarily large.
         ratios.append((actual - predicted) / max(predicted, 0.1 * mean))
     newest = sorted(ratios[-HEADROOM_ORIGINS:])
     headroom = newest[min(len(newest) - 1, math.ceil(quantile * len(newest)) - 1)]

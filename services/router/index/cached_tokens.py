@@ -65,6 +65,7 @@ class CachedTokens:
         """Tiers count in the order of `tier_credits`: tokens that a tier has beyond those already counted count with its credit."""
         self._index = index
         self._slower = [(index.tiers[tier], credit) for tier, credit in tier_credits.items()]
+        # The dictionaries themselves, which their indexes never replace: while slower tiers are empty, a decision only checks these.
         self._slower_blocks = [blocks for tier, _ in self._slower for blocks in (tier.holders, tier.heads)]
         """Mostly empty, all of them."""
         self._cache: dict[Key, CandidateTokens] = {}

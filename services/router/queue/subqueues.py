@@ -74,6 +74,7 @@ class Subqueue:
         self.key = key
         self.rate = rate
         self.by_priority: dict[int, FairQueue[QueuedAsk]] = {}
+        # Ascending.
         self._priorities: list[int] = []
 
     @property

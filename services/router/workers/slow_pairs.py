@@ -55,6 +55,7 @@ class SlowPairs:
         """Takes the time of one handoff."""
         key = (prefill_id, decode_id)
         pair = self._pairs.get(key)
+        # The last comparison also guards the division below.
         is_slow = observed_s > expected_s + EXCESS_MIN_S and observed_s > FACTOR_MIN * expected_s > 0
         if pair is None:
             if not is_slow or len(self._pairs) >= PAIRS_MAX:

@@ -53,6 +53,7 @@ class PowerOfTwoPolicy(Policy):
 
     def terms(self, candidates: Candidates) -> Terms:
         targets = candidates.targets
+        # Drawn from those with room: two full ones would refuse a request although another one has room.
         with_room = [i for i, target in enumerate(targets) if target.takes_requests and target.takes_prompts]
         drawn_from = with_room or list(range(len(targets)))
         requests = np.full(len(targets), np.inf)
