@@ -176,6 +176,21 @@ def test_slower_tiers_count_for_their_credit():
     assert (placement.decode.worker_id, placement.cached_tokens) == ("d2", 48)
 
 
+def test_a_block_on_several_tiers_counts_for_the_best():
+    """A peer's blocks save half of their computation, those in host memory three quarters. Blocks on both count once, for host memory."""
+    router = core()
+    for name in ("d1", "d2"):
+        join(router, name, "decode")
+    for name, tier, blocks in (
+        ("d1", KvTier.PEER, [1, 2, 3, 4]), ("d1", KvTier.HOST, [1, 2, 3, 4]),
+        ("d2", KvTier.PEER, [1, 2, 3, 4]), ("d2", KvTier.HOST, [1, 2]),
+    ):  # fmt: skip
+        router.index.tiers[tier].store(router.fleet.workers[name].feed.bits[0], blocks)
+    what = ask("r1", [1, 2, 3, 4], tokens=65)
+    router.ask("f", 1, ask("r0", [], tokens=65), now=0.0, wall=0.0)
+    assert router.placer.cached_tokens.of(what, router.placer.considered).decode.tolist() == [48, 40]
+
+
 def test_a_congested_prefill_pool_is_bypassed():
     """A decode worker computes the prompt itself if the prefill wait is long and its steps have room for chunks."""
     router = core(prefill_congested_s=0.5)

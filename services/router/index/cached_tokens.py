@@ -62,9 +62,10 @@ class CachedTokens:
     """
 
     def __init__(self, index: KvIndex, tier_credits: Mapping[KvTier, float]) -> None:
-        """Tiers count in the order of `tier_credits`: tokens that a tier has beyond those already counted count with its credit."""
+        """A block on several tiers counts for the one with the highest credit, as an engine loads it from the fastest."""
         self._index = index
-        self._slower = [(index.tiers[tier], credit) for tier, credit in tier_credits.items()]
+        by_credit = sorted(tier_credits.items(), key=lambda item: -item[1])
+        self._slower = [(index.tiers[tier], credit) for tier, credit in by_credit]
         # The dictionaries themselves, which their indexes never replace: while slower tiers are empty, a decision only checks these.
         self._slower_blocks = [blocks for tier, _ in self._slower for blocks in (tier.holders, tier.heads)]
         """Mostly empty, all of them."""
@@ -109,9 +110,12 @@ class CachedTokens:
         return tokens
 
     def _combine(self, prefixes: Prefixes, slower: Sequence[Prefixes], *, block_size_tokens: int, width: int) -> Floats:
-        tokens = tokens_by_bit(prefixes, block_size_tokens, width=width)
+        tokens = covered = tokens_by_bit(prefixes, block_size_tokens, width=width)
         for found, (_, credit) in zip(slower, self._slower, strict=False):
-            tokens += credit * np.maximum(tokens_by_bit(found, block_size_tokens, width=width) - tokens, 0)
+            # What a faster tier covers has counted already, though perhaps in part.
+            depths = np.maximum(tokens_by_bit(found, block_size_tokens, width=width), covered)
+            tokens = tokens + credit * (depths - covered)
+            covered = depths
         return tokens
 
 
