@@ -111,6 +111,7 @@ class ChannelPool:
 
     def _follow_certificates(self) -> None:
         """Retires all channels when the certificates have changed."""
+        # A source returns the same object while the certificates are unchanged.
         if self._mesh is None or (newest := self._mesh.current()) is self._certificates:
             return
         self._certificates = newest
@@ -133,6 +134,7 @@ class ChannelPool:
     def _close(self, channel: grpc.aio.Channel | None) -> Awaitable[None]:
         target = self._relayed.pop(channel, "") if channel is not None else ""
         closing = asyncio.get_running_loop().create_task(self._close_both(channel, target))
+        # asyncio has only weak references to tasks.
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         return closing
@@ -152,6 +154,7 @@ class ChannelPool:
         for intercept in self._interceptors:
             channel = intercept(channel)
         if target:
+            # By the wrapped channel: `_close` gets that one.
             self._relayed[channel] = target
         return channel
 

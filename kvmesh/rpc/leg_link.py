@@ -90,12 +90,13 @@ class GrpcLegLink:
         self._sinks: dict[int, LegSink] = {}
         self._kept: set[int] = set()
         """Slots whose legs stay on a suspect worker: those with tokens, and those with a constraint, which no other worker gets."""
+        # A slot is the short name of a leg in step frames. A new leg may use it after the worker's finish of the earlier one.
         self._free_slots: list[int] = []
         self._slots_made = 0
         self._requests: deque[pb.AttachRequest] = deque()
         """Submissions that wait to be written, by the message in which they will be."""
         self._request_bytes = 0
-        self._cancels: dict[int, None] = {}
+        self._cancels: dict[int, None] = {}  # An ordered set of slots.
         self._releases: deque[str] = deque()
         self._writes = PacedWrites(call, pace_s=pace_s)
         self._heard_at_s = clock.now()
@@ -115,11 +116,13 @@ class GrpcLegLink:
                 await self._call.write(pb.AttachRequest(hello=pb.Hello(frontend_id=frontend_id)))
                 response = await self._call.read()
         except (TimeoutError, AioRpcError, asyncio.InvalidStateError) as error:
+            # grpc.aio raises InvalidStateError for a write on a call that has ended.
             self._call.cancel()
             raise self._unreachable(error) from error
         except BaseException:
             self._call.cancel()
             raise
+        # `read` returns EOF, which is not a message, if the worker ends the stream.
         if not isinstance(response, pb.AttachResponse) or response.WhichOneof("kind") != "welcome":
             self._call.cancel()
             raise self._unreachable(None)
@@ -128,6 +131,7 @@ class GrpcLegLink:
             raise UnavailableError(
                 "another worker answers at this address", reason=WORKER_CHANGED, where=self.worker.worker_id
             )
+        # The minimum keeps `_watch` from becoming a busy loop if the worker sends 0.
         self._heartbeat_s = max(0.01, from_duration(response.welcome.heartbeat))
         self._submissions_max = response.welcome.submissions_max
         self.tasks = frozenset(LEG_TASKS[number] for number in response.welcome.tasks if number in LEG_TASKS)
@@ -167,6 +171,7 @@ class GrpcLegLink:
             raise OverloadedError(
                 "too many requests on this link", reason="link_full", retry_after_s=1.0, where=self.worker.worker_id
             )
+        # The slot stays free until `_add_submission` has returned, because that may refuse the leg.
         slot = self._free_slots[-1] if self._free_slots else self._slots_made
         self._add_submission(slot, leg, timeout_s)
         if self._free_slots:
@@ -178,6 +183,7 @@ class GrpcLegLink:
         self._writes.wake()
 
         def cancel() -> None:
+            # The leg may have finished, and another leg may use its slot.
             if self._sinks.get(slot) is sink:
                 self._cancels[slot] = None
                 self._writes.wake()
@@ -227,6 +233,7 @@ class GrpcLegLink:
         if not self._requests:
             request.cancels.extend(self._cancels)
             self._cancels.clear()
+        # PacedWrites writes one message per wake.
         if self._requests or self._releases:
             self._writes.wake()
         return request
@@ -241,12 +248,14 @@ class GrpcLegLink:
             error = from_rpc_error(rpc_error, where=self.worker.worker_id, has_begun=True)
             error = _not_the_clients(error, LostError)
         except (InvalidRequestError, ValueError, IndexError) as problem:
+            # A malformed frame: the codec refuses a value, or arrays differ in length (`strict`).
             _log.error("frame_refused", worker_id=self.worker.worker_id, detail=str(problem))
             error = InternalError("the worker sent a frame that cannot be read", where=self.worker.worker_id)
         finally:
             self._on_end(error)
 
     def _on_frame(self, frame: pb.StepFrame) -> None:
+        # The order that LegSink promises: the prompt, then tokens, then the finish.
         for entry in frame.prompt_logprobs:
             if (owner := self._sinks.get(entry.slot)) is not None:
                 owner.on_prompt(from_logprobs(entry.logprobs))
@@ -266,6 +275,7 @@ class GrpcLegLink:
         # A slice is copied by the protobuf library; an iterator would ask it once per number.
         slots, token_ids = frame.slots[:], frame.token_ids[:]
         self._kept.update(slots)
+        # The common frame has one token per slot and no log-probabilities.
         if not frame.counts and not frame.logprobs:
             for slot, token_id in zip(slots, token_ids, strict=True):
                 if (sink := sinks.get(slot)) is not None:
@@ -289,8 +299,10 @@ class GrpcLegLink:
         self._cancels.clear()
         self._releases.clear()
         lost = LostError(error.message, reason=error.reason, where=self.worker.worker_id)
+        # `from_rpc_error` gives this reason to a broken connection only. The worker may have died.
         if error.reason == LostError.default_reason:
             self._on_broken(self.worker.worker_id)
+        # Replaced before the calls: a sink that cancels its leg in `on_finish` must not find its slot.
         sinks, self._sinks = self._sinks, {}
         self._kept.clear()
         for sink in sinks.values():
@@ -302,11 +314,14 @@ class GrpcLegLink:
             self._on_lost(self)
 
     async def _watch(self) -> None:
+        # A retired link has done its work when only legs that were given up are left.
         while not (self.is_retired and all(sink is _IGNORED for sink in self._sinks.values())):
+            # True if no frame arrived since the worker became suspect. After a frame the worker is not suspect, but the link stays retired.
             is_suspect = self._suspected_s == self._heard_at_s
             limit_s = (SILENT_HEARTBEATS if is_suspect else SUSPECT_HEARTBEATS) * self._heartbeat_s
             left_s = self._heard_at_s + limit_s - self._clock.now()
             if left_s > 0:
+                # Wakes earlier than the longer limit of a suspect: if a frame arrives meanwhile, the shorter limit counts again.
                 await self._sleep(sleep_s=min(left_s, SUSPECT_HEARTBEATS * self._heartbeat_s), limit_s=limit_s)
             elif is_suspect:
                 break
@@ -463,6 +478,7 @@ class GrpcLegLinks:
             on_broken=self._on_broken,
         )
         await link.open(self._frontend_id, timeout_s)
+        # A link to an earlier process at this address, or one that has ended.
         replaced = self._links.get((worker.address, role))
         self._links[(worker.address, role)] = link
         if replaced is not None:

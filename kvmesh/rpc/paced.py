@@ -34,8 +34,10 @@ class PacedWrites:
                 await self._wakeup.wait()
                 if (early_s := next_s - loop.time()) > 0:
                     await asyncio.sleep(early_s)
+                # Before `take`: an item that is queued during the write must wake the loop again.
                 self._wakeup.clear()
                 await self._call.write(take())
+                # From the end of the write, which waits for gRPC's flow control.
                 next_s = loop.time() + self._pace_s
         except (AioRpcError, asyncio.InvalidStateError):
             return  # The reader gets the same error and raises it.

@@ -134,6 +134,7 @@ class _Connection:
         try:
             host, port = split_host_port(self._address)
             async with asyncio.timeout(self._settings.connect_timeout_s):
+                # An empty `server_hostname` is allowed by asyncio: no SNI, and no comparison of names.
                 far_reader, far_writer = await asyncio.open_connection(
                     host, port, ssl=self._context, server_hostname="", limit=CHUNK_BYTES
                 )
@@ -148,10 +149,12 @@ class _Connection:
             far_writer.transport.abort()  # TLS's closing handshake would outlive this call, and no one reads the rest.
 
     def _is_expected(self, writer: asyncio.StreamWriter) -> bool:
+        # gRPC sets this option on its TCP sockets (gRFC A18), but its socket here is a Unix socket.
         plain = writer.get_extra_info("socket")
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._settings.keepalive_timeout_s * 1000))
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         uris = _uris(x509.load_der_x509_certificate(shown))
+        # Exactly one URI, as the X.509-SVID standard of SPIFFE demands.
         if uris == [self._server_uri]:
             return True
         _log.warning("server_refused", address=self._address, expected=self._server_uri, shown=[u[:256] for u in uris])

@@ -35,6 +35,7 @@ async def run_leg(link: LegLink, leg: Leg, *, timeout_s: float) -> WholeLeg:
     try:
         return await sink.ended
     except BaseException:
+        # The leg may have finished, but a cancel came before this task resumed.
         sink.give_back()
         raise
     finally:
@@ -61,6 +62,7 @@ class _Collector:
     def on_finish(self, finish: LegFinish) -> None:
         self._leg.finish = finish
         self._leg.ended_s = asyncio.get_running_loop().time()
+        # The caller has timed out or was cancelled, so it does not receive the handle.
         if self.ended.done():
             self.give_back()
         elif finish.reason is FinishReason.ERROR:

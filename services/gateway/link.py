@@ -81,6 +81,7 @@ class HostedRouterLink:
             self._is_open = False
             self._handler.end_responses(self._responses)
             self._handler.remove_stream(self._frontend_id)
+        # Ends the wait in `_wait_open`, which then finds the link closed.
         self._opened.set()
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
@@ -93,6 +94,7 @@ class HostedRouterLink:
             raise OverloadedError("too many asks wait for the router", reason="router_link_full", retry_after_s=1.0)
         ask_id, outcome = self._ask(ask)
         if outcome is None:
+            # `timeout_s` bounds the placing. A queued ask may wait for its own timeout.
             end_s = began_s + max(timeout_s, ask.timeout_s or 0.0)
             outcome = await self._wait_answer(ask_id, end_s - self._clock.now())
         if isinstance(outcome, MeshError):
@@ -123,6 +125,7 @@ class HostedRouterLink:
         """Returns the ask's number and its answer. None: it is queued."""
         self._asks = self._current_ask = ask_id = self._asks + 1
         self._send_reports()
+        # The handler may answer during the call. `_on_answer` then puts the answer into `_answer`, and no future is needed.
         self._handler.ask(self._frontend_id, ask_id, ask, responses=self._responses)
         self._current_ask = 0
         outcome, self._answer = self._answer, None

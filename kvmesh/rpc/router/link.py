@@ -162,8 +162,10 @@ class GrpcRouterLink:
         except BaseException:
             # Cancelled or timed out: a router that places it after all must not keep the reservation.
             if ask_id in self._in_flight:
+                # The placement arrived, but this task was cancelled before it resumed.
                 self.report_nowait(ask_id, Report(kind=ReportKind.CANCELLED, elapsed_s=0.0))
             elif pending.stream is not None and (pending.is_timed_out or answer.cancelled()):
+                # After a refusal or `aclose` there is nothing to withdraw.
                 pending.stream.withdraw(ask_id)
             raise
         finally:
@@ -175,11 +177,13 @@ class GrpcRouterLink:
         placed = self._in_flight.get(ask_id)
         if placed is None:
             return
+        # A router that did not place the request knows only the reservation.
         if placed.is_adopted or not placed.stream.is_up:
             report = replace(report, reservation_id=placed.reservation_id)
         if report.kind in SETTLING:
             del self._in_flight[ask_id]
         elif placed.prefilled_after_s is None and report.kind is not PROGRESS:
+            # Every other report shows that the prompt is computed. A router that adopts the request later needs that time.
             placed.prefilled_after_s = report.elapsed_s
         self._send_report(placed.stream, ask_id, report)
 
@@ -187,6 +191,7 @@ class GrpcRouterLink:
 
     def on_stream_up(self, stream: RouterStream) -> None:
         """Sends the asks and reports that waited for a stream."""
+        # Adoptions first: the router must know a request before it gets the reports about it.
         for ask_id, placed in self._in_flight.items():
             if not placed.stream.is_up:
                 self._have_adopted(ask_id, placed, stream)
@@ -307,6 +312,7 @@ class GrpcRouterLink:
         now_s = self._clock.now()
         left_s = pending.end_s() - now_s
         silence_s = self._settings.answer_timeout_s
+        # A timer of the ask's own end says nothing about the router.
         stream = pending.stream if silence_s < left_s else None
         wait_s = max(0.0, min(left_s, silence_s))
         on_timer = partial(self._on_timer, pending, stream, now_s + wait_s)

@@ -42,6 +42,7 @@ class RouterStream:
         """Asks that are written, and neither answered nor queued at the router."""
         self._reports: list[tuple[int, Report]] = []
         self._wakeup = asyncio.Event()
+        # Writes the Hello immediately.
         self._wakeup.set()
         self._report_timer: asyncio.TimerHandle | None = None
         self._ask_timer: asyncio.TimerHandle | None = None
@@ -113,6 +114,7 @@ class RouterStream:
         except TimeoutError:
             return UnavailableError("the router did not accept the stream in time", reason="router_silent")
         except asyncio.CancelledError:
+            # grpc.aio raises CancelledError also if only the call was cancelled, as `give_up` does. The cancel of this task must go on.
             if not self._call.cancelled() or asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise
             return UnavailableError("the stream was abandoned", reason="router_silent")
@@ -138,6 +140,7 @@ class RouterStream:
 
     def _take_messages(self) -> Iterator[pb.RouteRequest]:
         self._stop_timers()
+        # Takes everything before the first write: what arrives during a write waits for the next wake.
         hello, self._hello = self._hello, None
         reports, self._reports = self._reports, []
         asks, self._asks = list(self._asks.items()), {}
@@ -151,6 +154,7 @@ class RouterStream:
             taken, hashes = 0, 0
             for ask_id, ask in asks[: self._settings.asks_max]:
                 hashes += len(ask.block_hashes)
+                # A single ask is sent however many hashes it has.
                 if taken and hashes > HASHES_MAX:
                     break
                 fill_ask(message.asks.add(), ask_id, ask)

@@ -103,13 +103,16 @@ class RouterStreams:
                 self._on_view(view)
 
     def _on_view(self, view: View) -> None:
+        # The registry is unreachable. The routers that it listed last stay.
         if view.is_stale:
             return
         self._routers = {instance.instance_id: instance for instance in view.instances}
         self.has_listed_router |= bool(self._routers)
+        # Drops routers that the registry does not list, so that the dictionary stays small.
         self._shunned = {name: until_s for name, until_s in self._shunned.items() if name in self._routers}
         self._view_changed = _set_and_renew(self._view_changed)
         self._router_freed = _set_and_renew(self._router_freed)
+        # `give_up` only cancels the call. `_use` removes the stream later, so the dictionary does not change during the loop.
         for router_id, stream in self.streams.items():
             router = self._routers.get(router_id)
             if router is not None and router.is_draining and any(r.takes_requests for r in self._routers.values()):
@@ -131,6 +134,7 @@ class RouterStreams:
         if first is not None and first.instance_id not in self._taken:
             await self._use(first)
             tried.add(first.instance_id)
+        # Ends if there is one keeper too many: its stream was left for a better one.
         while self._keepers <= self._settings.routers:
             router = self._next_router(tried)
             if router is not None:
@@ -151,6 +155,7 @@ class RouterStreams:
         while True:
             await self._clock.sleep(self._settings.move_pause_s * (0.5 + self._random.random()))
             used = [stream.router_id for stream in self.for_asks()]
+            # Only while all streams are up and no other one moves.
             if self._keepers == len(used) == self._settings.routers:
                 now = self._clock.now()
                 shunned = {each for each, until_s in self._shunned.items() if until_s > now and each not in used}
@@ -187,6 +192,7 @@ class RouterStreams:
         finally:
             self._taken.discard(router.instance_id)
             self._messages_of_past_streams += stream.messages_sent
+            # The listener does not know a stream that was never up.
             if self.streams.pop(router.instance_id, None) is not None:
                 self._listener.on_stream_lost(stream)
                 self._router_freed = _set_and_renew(self._router_freed)
@@ -207,6 +213,7 @@ class RouterStreams:
         used = {each.router_id: each for each in self.for_asks()}
         if len(used) > self._settings.routers:
             left = used[worst_router(self._frontend_id, self._routers, used)]
+            # Before the listener sends waiting asks, so that none goes to the stream that ends.
             self._leaving[left] = None
             self._tasks.create_task(self._leave(left), name=f"router-leave-{left.router_id}")
         self._listener.on_stream_up(stream)

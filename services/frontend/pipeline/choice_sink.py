@@ -88,6 +88,7 @@ class ChoiceSink:
         It continues with the state of the detokeniser, the stop finder and the tokens that are held back. Tokens of the failed leg that
         still arrive are ignored.
         """
+        # Shallow: both have the same detokeniser and lists. `close` prevents the failed leg's sink from using them.
         following = copy.copy(self)
         self.close()
         following._release = None
@@ -121,6 +122,7 @@ class ChoiceSink:
             whole, token_id = self._whole, token_ids[0]
             if token_id < len(whole) and (text := whole[token_id]) and token_id not in self._stop_ids:
                 gaps, gap_s = self._gaps, came_s - self.last_token_at_s
+                # Most tokens of a frame: see ModelGaps.
                 if gap_s == gaps.last_s:
                     gaps.repeats += 1
                 else:
@@ -145,6 +147,7 @@ class ChoiceSink:
         self.has_leg_tokens = True
         self.last_token_at_s = came_s
         self.emitted_token_ids.extend(token_ids)
+        # A leg ends at its first stop token, so only the last token can be one.
         if token_ids[-1] in self._stop_ids and not self._includes_stop:
             # The token that ends the answer has no text, but belongs to its token ids and log-probabilities.
             self._show(token_ids[:-1], logprobs[:-1] if logprobs is not None else None, self.tokens - count)
@@ -206,6 +209,7 @@ class ChoiceSink:
 
         Tokens of the stop string are passed on without text.
         """
+        # The frame may have tokens after the match.
         del self.emitted_token_ids[tokens:]
         if self._held_ids:
             self._emit("", (), None)
@@ -224,6 +228,7 @@ class ChoiceSink:
         self.finish = finish
         if finish.reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS):
             self._flush()
+            # `_flush` ends the choice itself if it completes a stop string.
             if not self._is_over:
                 self._end(Ending(reason=finish.reason, stop=finish.stop_token_id, output_tokens=self.tokens))
             return

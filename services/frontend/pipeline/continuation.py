@@ -40,6 +40,7 @@ def _extended_hashes(prepared: Prepared, emitted: Sequence[int]) -> Sequence[int
     """Returns the hashes of the prompt's blocks and of those that the emitted tokens complete."""
     hashes, size = prepared.ask.block_hashes, prepared.ask.block_size_tokens
     generation = prepared.generation
+    # Without a hash of each whole block of the prompt the chain cannot be extended.
     if not size or len(hashes) != len(generation.token_ids) // size:
         return hashes
     parent = hashes[-1] if hashes else seed_hash(adapter=generation.adapter, cache_salt=generation.cache_salt)

@@ -125,7 +125,7 @@ class HedgedPrefill:
         if second.cancelled() or second.exception() is not None:
             return
         hedge = second.result()
-        if self._state.placed is hedge.placed:
+        if self._state.placed is hedge.placed:  # It won.
             return
         if hedge.whole.finish is not None and hedge.whole.finish.handle is not None:
             hedge.link.release_nowait(hedge.whole.finish.handle.handle_id)
@@ -140,6 +140,7 @@ class HedgedPrefill:
             request_id=self._ask.request_id + HEDGE_ID,
             excluded_worker_ids=(state.placement.prefill.worker_id,),
             pinned_decode_worker_id=state.placement.decode.worker_id,
+            # Otherwise the router would bind the session to the second worker, even if that one loses.
             session_id="",
             timeout_s=state.left_s(),
         )

@@ -123,6 +123,7 @@ class LegStarter:
         """
         # All ranks of the worker share the link.
         placed = self._state.placement.prefill or prefill.worker
+        # 63 bits, as SGLang's router draws rooms: a room is a signed 64-bit number.
         rendezvous = rendezvous_at(self._state.placement.rendezvous_address, placed, room=self._random.getrandbits(63))
         choice = self._state.choices[i]
         held = HeldSink(choice) if self._legs.scores_prompt(i) else None
@@ -158,6 +159,7 @@ class LegStarter:
             state.failed_worker_id = link.worker.worker_id
             raise
         except DeadlineError as error:
+            # The request's own deadline. No worker caused it.
             if timeout_s == left_s:
                 raise
             state.failed_worker_id = link.worker.worker_id
@@ -188,5 +190,6 @@ class LegStarter:
         except RETRIABLE:
             state.failed_worker_id = link.worker.worker_id
             raise
+        # The silence of the worker counts from here.
         choice.last_token_at_s = self._clock.now()
         state.uses_decode = True

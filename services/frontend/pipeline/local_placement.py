@@ -61,6 +61,7 @@ class LocalPlacer:
 
     def settle(self, placement: Placement) -> None:
         """Removes a placement's request from the counts."""
+        # In-place subtraction also removes the workers without requests.
         self._in_flight -= Counter(_worker_ids(placement))
 
     def in_flight(self, worker_id: str) -> int:

@@ -41,6 +41,7 @@ class OverloadLimit:
             self._seen = set()
         in_flight = sum(self._in_flight.values())
         if lag_s > LAG_S_MAX:
+            # Starts from what is in flight: a higher limit would have to fall for a while before it limits anything.
             self.limit = max(LIMIT_MIN, FALL * min(self.limit or in_flight, in_flight))
         elif self.limit is not None:
             self.limit *= RISE

@@ -132,6 +132,7 @@ class Pipeline:
         await self.clock.sleep(self.settings.drain_notice_s)
         self._refuses = True
         while self._in_flight:
+            # It may be set since an earlier time without requests.
             self._idle.clear()
             await self._idle.wait()
 
@@ -278,6 +279,7 @@ class Pipeline:
     @staticmethod
     def _goes_on(run: RequestRun, placements: RequestPlacements, attempt: Attempt, *, error: MeshError) -> bool:
         """Returns whether another placement follows; False if the answer is complete. Raises the error that ends the request."""
+        # An engine that cannot continue the answer. No worker has failed, and `recover` decides whether the answer starts again.
         is_refusal = isinstance(error, UnsupportedError) and run.emitted_tokens > 0
         if not is_refusal and not isinstance(error, RETRIABLE) and not is_stall(error):
             raise error

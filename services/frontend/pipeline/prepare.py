@@ -60,6 +60,7 @@ class Prepared:
             generation = replace(generation, emitted_token_ids=emitted_token_ids[:])
         if seed is None or choice == 0:
             return generation
+        # Wraps within the signed 64-bit range of seeds.
         shifted = (seed + choice + 2**63) % 2**64 - 2**63
         return replace(generation, sampling=replace(generation.sampling, seed=shifted))
 

@@ -105,6 +105,7 @@ class RequestRun:
             self._end_if_complete(choice)
         if all(choice.has_ended for choice in self._choices):
             return False
+        # The client has nothing, so the whole request runs again.
         if not any(choice.tokens for choice in self._choices):
             return True
         if self._may_continue(error):
@@ -152,6 +153,7 @@ class RequestRun:
     def ask(self, prepared: Prepared) -> Ask:
         """Returns the ask of the next placement. `prepared`: the request with the placement's trace."""
         emitted = [choice.emitted_token_ids for choice in self._choices if not choice.has_ended]
+        # No choice has ended or has a token: the first ask still describes the request.
         is_whole = len(emitted) in (0, len(self._choices)) and not any(emitted)
         return prepared.ask if is_whole else continued_ask(prepared, emitted)
 

@@ -59,8 +59,10 @@ class RequestStarts:
 
     async def wait(self, tenant: str) -> None:
         """Returns when a request of the tenant may start. OverloadedError if it must wait for longer than WAIT_S_MAX."""
+        # A new request must not overtake those that wait, even if its tenant may start one.
         if not self._turns.waiting and self._started < self._starts_max and self._allows(tenant):
             self._started += 1
+            # `_begin_iteration` resets the count.
             self._schedule()
             return
         turn = self._turns.add(tenant)

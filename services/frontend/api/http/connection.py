@@ -85,6 +85,7 @@ class Connection(HalfClosingHandler):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
+        # Before the call of the base class, which sets both.
         was_between_requests = self._newest_body is None or self._newest_body.is_eof()
         heads = self._request_count
         super().data_received(data)
@@ -120,6 +121,7 @@ class Connection(HalfClosingHandler):
         content = request.content
         if content.is_eof():
             return await super().finish_response(request, resp, start_time)
+        # A client that sent `Expect` may never send the body.
         length = request.content_length
         is_short = length is not None and length <= DISCARDED_BYTES_MAX and "Expect" not in request.headers
         if not is_short and not resp.prepared:
@@ -137,6 +139,7 @@ class Connection(HalfClosingHandler):
     async def _close_unread(self) -> None:
         transport = self.transport
         if transport is not None and not transport.is_closing():
+            # A close with unread data resets the connection, and the reset may reach the client before it has read the response (RFC 9112, 9.6).
             self.pause_reading()
             if transport.can_write_eof():
                 transport.write_eof()

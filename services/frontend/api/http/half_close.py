@@ -94,6 +94,7 @@ class HalfClosingHandler(web.RequestHandler):
 
     def _can_probe(self) -> bool:
         request = self._current_request
+        # HTTP/1.0 has no interim responses.
         if request is None or request.version < (1, 1) or request.writer.output_size:
             return False
         stream = request.get(STREAM)
@@ -105,6 +106,7 @@ def _is_reset(transport: asyncio.Transport) -> bool:
     if _TCP_INFO is None:
         return False
     try:
+        # `tcpi_state` is the first byte of `struct tcp_info`.
         state: int = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0]
     except OSError:
         return True

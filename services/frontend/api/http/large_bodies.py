@@ -90,6 +90,7 @@ class LargeBodies:
                 yield
             finally:
                 pause_s = PAUSE_FACTOR * (time.perf_counter() - began_s)
+                # `_is_busy` stays true during the pause.
                 asyncio.get_running_loop().call_later(pause_s, self._next)
         finally:
             self._waiting_bytes.remove(tenant, size_bytes)
@@ -102,6 +103,7 @@ class LargeBodies:
         try:
             await turn
         except asyncio.CancelledError:
+            # The turn was given to this task before the cancel. Without passing it on, no other body would get one.
             if turn.done() and not turn.cancelled():
                 self._next()
             raise

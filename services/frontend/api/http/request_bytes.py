@@ -36,6 +36,7 @@ async def send_continue(request: web.Request) -> None:
     if hdrs.EXPECT in request.headers and request.version >= (1, 1) and not request.content.is_eof():
         writer = request.writer
         await writer.write(_CONTINUE)
+        # As aiohttp's own handler does: the response itself has not begun.
         writer.output_size = 0
 
 
@@ -102,6 +103,7 @@ async def read_bytes(
         if len(body) > limit:
             raise body_too_large(limit)
     else:
+        # The values of a compressed body are counted after it is decompressed.
         body = await _wait_bytes(request, settings, None if encoding else limits, grow=grow)
     if encoding:
         async with decompressing:
@@ -158,11 +160,13 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     """Decompresses at most `limit` bytes. Raises InvalidRequestError for more, and for data that is malformed or incomplete."""
     decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
     try:
+        # One more byte than allowed shows that the rest is too large, without decompressing it.
         plain = decoder.decompress(body, limit + 1)
     except zlib.error:
         raise InvalidRequestError("the body cannot be decompressed", reason="invalid_body") from None
     if len(plain) > limit:
         raise body_too_large(limit)
+    # Truncated, or followed by other data, such as a second gzip member.
     if not decoder.eof or decoder.unused_data:
         raise InvalidRequestError("the body cannot be decompressed", reason="invalid_body")
     return plain

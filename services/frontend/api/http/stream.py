@@ -146,6 +146,7 @@ class EventStream:
         self._is_scheduled = False
         self._is_closed = False
         self._is_quiet = True
+        # What precedes and follows the text in a chunk, and the number of these bytes without the chunk's own line break.
         self._line: tuple[bytes, bytes, int] | None = None
         self._keep_alive_s = keep_alive_s
         self._keep_alive_timer: asyncio.TimerHandle | None = None
@@ -177,6 +178,7 @@ class EventStream:
         if self._is_closed or self._transport.is_closing():
             # Some loops raise when a closed transport is written to; the cancellation of the handler follows.
             return
+        # A plain chunk has no room for tokens without text.
         if not text and self._plain is not None:
             return
         is_full = self._transport.get_write_buffer_size() > BUFFER_BYTES_MAX
@@ -207,6 +209,7 @@ class EventStream:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         if now_s < self._next_s[choice]:
+            # One timer serves all choices: it writes all backlogs.
             if self._pace_timer is None:
                 self._pace_timer = loop.call_at(self._next_s[choice], self._send_due)
             return True
@@ -316,6 +319,7 @@ class EventStream:
 
     def _write_end(self, data: bytes) -> None:
         self._pending.append(data)
+        # Joined before `close`, which clears the list.
         end = self._frame(b"".join(self._pending)) + (LAST_CHUNK if self._is_chunked else b"")
         head = self._take_head()
         self.close()
