@@ -66,6 +66,7 @@ def gathered(pieces: Iterable[Piece]) -> Answer:
     """Collects the pieces of an answer. Raises LostError when its end is missing."""
     choices: dict[int, Choice] = {}
     for piece in pieces:
+        # The last piece. It belongs to no choice.
         if piece.usage is not None:
             ordered = [choices[number] for number in sorted(choices)]
             return Answer(request_id=piece.request_id, choices=ordered, usage=piece.usage)

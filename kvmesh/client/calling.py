@@ -106,6 +106,7 @@ class Calling:
 
         A call that is not repeatable is tried again only if the server refused it.
         """
+        # `has_begun` makes a broken connection a LostError: the server may have done the work.
         failure = from_rpc_error(error, where=self.address, has_begun=not is_repeatable)
         is_open = isinstance(failure, LostError) and not is_repeatable
         wait_s = None if is_open else self.wait_s(failure, attempt, deadline_s)

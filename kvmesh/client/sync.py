@@ -95,6 +95,7 @@ class Stream(Generic[T]):
                     raise failure from error
             finally:
                 call.cancel()
+            # A sleep that `cancel` ends.
             self._cancelled.wait(wait_s)
             attempt += 1
 

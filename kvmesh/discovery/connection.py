@@ -52,6 +52,7 @@ class ConsulConnection:
     ) -> ConsulResponse:
         """Makes one call within `call_timeout_s`. `path` must be URL-quoted."""
         try:
+            # The timeout includes the wait for a slot.
             async with asyncio.timeout(self._settings.call_timeout_s), self._slots:
                 return await self._send(method=method, path=path, params=params or {}, body=body)
         except TimeoutError:
@@ -73,6 +74,7 @@ class ConsulConnection:
     async def _send(
         self, *, method: str, path: str, params: Mapping[str, str], body: bytes | Mapping[str, Any]
     ) -> ConsulResponse:
+        # `encoded`: callers have quoted the path, and yarl would normalise it.
         url = URL(f"{self._origin}{path}?{urlencode(params, quote_via=quote)}", encoded=True)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:

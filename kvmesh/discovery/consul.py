@@ -200,6 +200,7 @@ class ConsulRegistry:
         self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: bytes | Mapping[str, Any] = b""
     ) -> ConsulResponse:
         call, began_s = object(), self._clock.now()
+        # While the call runs, so that `_had_trouble_since` also sees a call that hangs.
         self._calls_began_s[call] = began_s
         try:
             return await self._counted(self._connection.call(method, path, params=params, body=body))

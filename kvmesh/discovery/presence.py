@@ -135,6 +135,7 @@ class Presence:
     async def _write_once(self) -> None:
         wanted = self.registration
         if self._written != wanted:
+            # Before the call: if it fails or is cancelled, it is unknown what the registry has.
             self._written = self._written_mark = None
             await self._registry.register(wanted)
             self._written = wanted

@@ -60,6 +60,7 @@ class DirectorySource:
 
     def _refresh(self) -> None:
         try:
+            # Before the files are read: if they change during that, the next call reads them again.
             stamp = self._read_stamp()
             if stamp == self._stamp:
                 return

@@ -32,10 +32,10 @@ async def run_leg(link: LegLink, leg: Leg, *, timeout_s: float) -> WholeLeg:
     sink = _Collector(link)
     cancel = link.submit_nowait(leg, sink, timeout_s=timeout_s)
     timer = AwakeTimer(timeout_s, sink.on_timeout)
+    # A leg may finish and a cancel arrive before this task resumes. Then nobody but `give_back` releases the handle.
     try:
         return await sink.ended
     except BaseException:
-        # The leg may have finished, but a cancel came before this task resumed.
         sink.give_back()
         raise
     finally:

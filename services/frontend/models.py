@@ -160,6 +160,7 @@ class DiscoveredModels:
     async def _follow(self) -> None:
         while True:
             await self._changed.wait()
+            # Before the refresh: a change during it causes another one.
             self._changed.clear()
             try:
                 is_settled = await self._refresh()

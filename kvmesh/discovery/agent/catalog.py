@@ -110,6 +110,7 @@ class Catalog:
             if check.expires_at is not None and check.expires_at <= now:
                 check.expires_at = None
                 self._set(service, check=check, status=Health.CRITICAL, output=_OVERDUE, now=now)
+        # A second pass, after checks became critical in the first one. A list, because `deregister` changes the services.
         for service, check in list(self._all_checks()):
             removal_at = _removal_at(check)
             if removal_at is not None and removal_at <= now:

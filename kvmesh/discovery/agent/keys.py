@@ -60,6 +60,7 @@ class Keys:
         """Takes a key's lock for a session. The holder may repeat it to set a new value."""
         old = self._records.get(key)
         holder = old.session if old else ""
+        # The second part is the lock delay; without one it compares `now` with itself.
         if holder not in ("", session_id) or (not holder and now < self._unlockable_until.get(key, now)):
             return False
         lock_index = (old.lock_index if old else 0) + (0 if holder else 1)

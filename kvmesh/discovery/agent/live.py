@@ -58,6 +58,7 @@ class LiveState:
         """Applies what is due. Runs until cancelled."""
         while True:
             self.change(lambda state, now: None)
+            # After `change`, which may set it.
             self._has_changed.clear()
             deadline = self.state.next_deadline()
             pause_s = _IDLE_S if deadline is None else max(0.0, deadline - self._clock.now())

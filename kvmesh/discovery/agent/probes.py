@@ -40,6 +40,7 @@ class Probes:
         self._clock = clock
         self._mesh = mesh
         self._connect = connect or self._channel
+        # By the whole definition, so that a changed check gets a new task.
         self._tasks: dict[CheckDefinition, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(probes_max)
 

@@ -54,6 +54,7 @@ class ConnectIntentions:
 
     async def fetch(self) -> None:
         """Asks for every role that has a method to call here. MeshError if one cannot be decided; then all rules stay as they were."""
+        # Waits for all checks, so that a failed one leaves no other one running.
         answers = await asyncio.gather(*(self._check(role) for role in self._callers), return_exceptions=True)
         decided: dict[MeshRole, bool] = {}
         for role, answer in zip(self._callers, answers, strict=True):

@@ -34,12 +34,15 @@ class JsonCounter:
         # An escape sequence is not cut in two.
         cut = (len(data) - len(data.rstrip(b"\\"))) % 2
         self._rest = data[len(data) - cut :]
+        # Escaped backslashes first: a backslash that remains before a quote escapes it.
         plain = data[: len(data) - cut].replace(b"\\\\", b"").replace(b'\\"', b"")
+        # Without escapes every quote begins or ends a string, so every other part is outside of strings.
         parts = plain.translate(None, _DROPPED).split(b'"')
         outside = b"".join(parts[self._is_in_string :: 2])
         commas = outside.count(b",")
         self.commas += commas
         self.containers += len(outside) - commas
+        # An even number of parts: an odd number of quotes.
         self._is_in_string ^= len(parts) % 2 == 0
 
 

@@ -24,6 +24,7 @@ def to_duration(seconds: float) -> Duration:
 
 def fill_duration(duration: Duration, seconds: float) -> None:
     duration.seconds = whole = math.floor(seconds)
+    # Rounding may give 10^9, which a Duration forbids.
     duration.nanos = min(_NANOS - 1, round((seconds - whole) * _NANOS))
 
 

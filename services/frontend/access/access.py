@@ -164,6 +164,7 @@ class Access:
         if document == self._document:
             return
         self._book = read_keys(document)
+        # Only a valid document: an invalid one is read and logged again, until it is corrected.
         self._document = document
         _log.info("keys_loaded", keys=len(self._book.entries))
 

@@ -121,6 +121,7 @@ class Quotas:
         account.in_flight -= 1
         account.seen_s = now_s
         if account.tokens is not None:
+            # Refills the bucket up to now, since `take` does not.
             account.tokens.level(now_s)
             account.tokens.take(usage.prompt_tokens + usage.output_tokens - permit.reserved_tokens)
 

@@ -90,6 +90,7 @@ class ParserProcess:
         try:
             line = await self._process.stdout.readline()
         except ValueError as error:
+            # `readline` raises it for a line above the limit of the stream.
             raise LostError("a reply of the parser process is too long", reason="parser_process_failed") from error
         if not line:
             raise LostError("the parser process has exited", reason="parser_process_failed")
@@ -105,6 +106,7 @@ class ParserProcess:
             except LostError as error:
                 self.is_running = False
                 _log.error("parser_process_lost", detail=error.message)
+                # Replaced before the callbacks, because requests close their sessions.
                 sessions, self._sessions = self._sessions, {}
                 for _, on_failure in sessions.values():
                     on_failure(error)
@@ -124,6 +126,7 @@ class ParserProcess:
 
     def _on_reply(self, answer: Mapping[str, Any]) -> None:
         session = self._sessions.get(answer.get("session", ""))
+        # A reply to a session that was closed in the meantime.
         if session is None:
             return
         on_reply, on_failure = session

@@ -135,6 +135,7 @@ class _ChoiceRelay:
         """Passes the text that was sent on to the sink, and its parts to the parser."""
         piece, self._sent = self._sent, None
         assert piece is not None, "there is one reply for each text"
+        # Before `on_text`, in which the sink takes the parts from the parser.
         self._parser.put(parts, len(piece.token_ids))
         sink = self._relay.sink
         if piece.token_ids or parts:
@@ -183,6 +184,7 @@ class Relay:
         old = self._choices[choice]
         self.process.close_nowait(old.session)
         if old.is_over:
+            # The choice had ended and was counted.
             self._left += 1
             if self.failure is None:
                 self._over.clear()

@@ -110,6 +110,7 @@ class Feed:
 
     def add(self, text: str) -> None:
         """Appends text."""
+        # Delivered text is dropped, so that a piece of a long answer costs no more than one of a short answer.
         self.text = self.text[self.kept :] + text
         self.at -= self.kept
         self.kept = 0
@@ -169,6 +170,7 @@ class Feed:
 
     def reject(self, reason: str) -> None:
         """Delivers the text since the last delivery as content, with a warning if there is a reason."""
+        # The answer is over, so its whole rest is content.
         if reason == TRUNCATED:
             self.at = len(self.text)
         text, self.kept = self.text[self.kept : self.at], self.at
@@ -216,6 +218,7 @@ class Feed:
     def is_at_mark(self) -> BoolSteps:
         """Returns whether a mark of the family is next, without consuming it."""
         while not self.stops.is_at(self.text, self.at):
+            # The text after the cursor may be the beginning of a mark.
             may_come = self.at == len(self.text) or self.stops.held(self.text, self.at) == self.at
             if self.is_over or not may_come:
                 return False
@@ -231,6 +234,7 @@ class Feed:
             skipped += found.end() - self.at
             self.at = found.end()
             if skipped > BLANKS_MAX:
+                # Back to the limit, so that the cursor does not depend on where pieces end.
                 self.at -= skipped - BLANKS_MAX
                 raise Malformed
             if self.at < len(self.text) or self.is_over:
@@ -256,6 +260,7 @@ class Feed:
         """Consumes the text before the first mark. If the answer ends before a mark, the call is truncated."""
         ahead = 0
         while (found := marks.find(self.text, self.at + ahead)) is None:
+            # The next search skips text that cannot belong to a mark.
             ahead = marks.held(self.text, self.at + ahead) - self.at
             if ahead > characters_max:
                 raise Malformed
@@ -284,6 +289,7 @@ class Feed:
 
     def wait_quickly(self, special: re.Pattern[str], to_part: ToPart | None) -> Steps:
         """Waits for more text. `to_part` converts a piece without a match to the part that reading it would give."""
+        # The fast path bypasses the feed, so nothing may be held back.
         if to_part is not None and self.kept == len(self.text):
             self.plain, self.plain_kind = special, to_part
         yield
@@ -301,6 +307,7 @@ class Feed:
 
         `quick` returns `to_part` of `wait_quickly`, before each wait. `ends`: decides which of the marks are text.
         """
+        # Characters after the cursor that are text although they contain marks.
         text_characters = 0
         while True:
             found = marks.find(self.text, self.at + text_characters)

@@ -28,6 +28,7 @@ _FUNCTION = "functions."
 
 def read(feed: Feed) -> Steps:
     """Reads a whole answer. Text outside of messages is content."""
+    # The prompt ends after the role, so the answer may begin in the middle of a head.
     if (yield from feed.has(" to=")):
         feed.at -= len(" to=")
         yield from _attempt(feed)
@@ -44,6 +45,7 @@ def _attempt(feed: Feed) -> Steps:
         yield from _read_message(feed)
     except Malformed as error:
         if feed.at == feed.kept:
+            # Makes progress: otherwise the same mark would be found again forever.
             feed.at = min(feed.at + 1, len(feed.text))
         feed.reject(error.reason)
     feed.settle()

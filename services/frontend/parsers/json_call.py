@@ -73,6 +73,7 @@ def read_json_call(feed: Feed, shape: CallShape = HERMES_SHAPE) -> Steps:
             feed.begin_call(call.name, call.call_id)
             feed.add_arguments(call.held or "{}")
     except Malformed as error:
+        # Without a name it is not a call but text, so the client gets no warning.
         if shape.is_bare and not call.name:
             raise Malformed("") from error
         raise
@@ -107,6 +108,7 @@ def _read_member(feed: Feed, shape: CallShape, call: _JsonCall) -> Steps:
     elif shape.is_bare and key not in _OTHER_KEYS and key not in ID_KEYS:
         raise Malformed("")
     else:
+        # Reads and drops a member without meaning. `hold` limits its length.
         yield from stream_value(feed, feed.hold([]))
 
 

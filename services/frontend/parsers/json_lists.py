@@ -15,6 +15,7 @@ def json_reader(opening: str, closing: str = "", shape: CallShape = HERMES_SHAPE
 
     def read(feed: Feed) -> Steps:
         if opening.endswith("{"):
+            # The mark ends with the brace of the object.
             feed.at -= 1
             yield from read_json_call(feed, BARE_SHAPE)
             return

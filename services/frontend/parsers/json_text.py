@@ -56,10 +56,13 @@ def stream_container(feed: Feed, emit: Emit, to_part: ToPart | None = None) -> S
     """
     open_brackets: list[str] = []
     is_string = False
+    # Up to this position marks are text of the string.
     text_until = 0
     patterns = (feed.stops.combined_with(_OUTSIDE), feed.stops.combined_with(_IN_STRING))
     while True:
+        # Brackets count only outside of strings.
         pattern, beginnings = patterns[is_string]
+        # The search ends before text that may become a mark.
         end = len(feed.text) if feed.is_over else feed.stops.held(feed.text, feed.at)
         found = pattern.search(feed.text, feed.at, end)
         if found is None:
@@ -113,6 +116,7 @@ def string_goes_on(
         found = _QUOTES_AND_ESCAPES[quote].search(feed.text, feed.at + ahead)
         ahead = (found.start() if found is not None else len(feed.text)) - feed.at
         if found is not None and found.group() == "\\":
+            # The backslash, and the character that it escapes.
             if len(feed.text) - feed.at - ahead >= 2:
                 ahead += 2
                 continue
@@ -197,6 +201,7 @@ def _read_escape(feed: Feed) -> TextSteps:
     text = _resolved(feed.text[feed.at : feed.at + length])
     feed.at += length
     if "\ud800" <= text <= "\udbff" and (yield from feed.has("\\u")):
+        # `has` has consumed the first two characters of the second escape.
         feed.at -= 2
         yield from feed.wait(6)
         text += _resolved(feed.text[feed.at : feed.at + 6])

@@ -181,5 +181,6 @@ def _from_python(word: str, types: frozenset[str]) -> str:
     try:
         document = json.dumps(ast.literal_eval(word), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        # The documentation of literal_eval lists all of these for malformed input.
         return ""
     return document if _kind(document) in types else ""

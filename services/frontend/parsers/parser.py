@@ -22,6 +22,7 @@ class AnswerParser:
         self._held_tokens = 0
         self.reasoning_tokens = 0
         """Number of tokens of reasoning."""
+        # Runs to the first wait, where the steps continue when text arrives.
         next(steps, None)
 
     @property
@@ -76,6 +77,7 @@ def _answer_steps(
     readers: dict[str, Reader] = {}
     if tools is not None:
         readers |= dict.fromkeys(tools.closing_marks, _skip_if_broken) | dict.fromkeys(tools.hidden_marks, _skip_mark)
+        # Last: a mark that begins a call may be among the hidden ones.
         readers |= tools.readers
         feed.stops, feed.hidden = marks_of(tools.stops), marks_of(frozenset(tools.hidden_marks))
     if reasoning is not None:

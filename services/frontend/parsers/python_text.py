@@ -135,6 +135,7 @@ def _stream_dictionary(feed: Feed, emit: Emit, depth: int) -> Steps:
     if (yield from feed.has("}")):
         emit("{}")
         return
+    # Held until the next character shows whether it is a key or an element of a set.
     held: list[str] = []
     yield from stream_literal(feed, feed.hold(held), depth + 1)
     yield from feed.skip_blanks()

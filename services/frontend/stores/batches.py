@@ -161,6 +161,7 @@ class BatchStore:
 
         Of those that were never leased the oldest. Returns None if there is none.
         """
+        # One claim at a time, so that each sees the leases that others have taken.
         await connection.lock("batches.claim")
         now_s = self._clock.wall()
         # The outer conditions repeat the inner ones for PostgreSQL: the holder may have renewed its lease or ended the batch in the meantime.
@@ -251,7 +252,7 @@ class BatchStore:
     async def record(self, connection: DatabaseConnection, claim: Claim, results: Sequence[LineResult]) -> None:
         """Stores results and updates the counts. A line keeps its first result."""
         await _fence(connection, claim)
-        by_line = {each.line: each for each in reversed(results)}
+        by_line = {each.line: each for each in reversed(results)}  # Reversed: the first result of a line counts.
         if not by_line:
             return
         values = [(claim.batch_id, each.line, int(each.is_error), each.record) for each in by_line.values()]

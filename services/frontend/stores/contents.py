@@ -139,10 +139,12 @@ class NewFile:
     def commit(self) -> None:
         """Completes the file. From then on it survives a crash of the machine."""
         with self._lock, _typed_errors():
+            # Creates the file if nothing was written to it.
             self._write(b"")
             if self._file is None:
                 return
             self._file.flush()
+            # Before the rename, so that a crash cannot leave an incomplete file under the final name.
             os.fsync(self._file.fileno())
             self._close()
             self._beside.replace(self.path)

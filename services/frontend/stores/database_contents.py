@@ -36,6 +36,7 @@ class DatabaseContents:
         try:
             for part in count():
                 data = await asyncio.to_thread(source.read, _PART_BYTES)
+                # A file of exactly n parts gets an empty part at its end.
                 is_last = len(data) < _PART_BYTES
                 await self._store(file_id=file.file_id, part=part, is_last=is_last, data=data)
                 if is_last:

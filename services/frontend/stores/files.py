@@ -153,6 +153,7 @@ class FileStore:
 
     @writes
     async def _delete_row(self, connection: DatabaseConnection, *, owner: str, file_id: str) -> None:
+        # `BatchStore.create` takes this lock, too, so no batch begins to use the file in the meantime.
         await connection.lock("batches")
         in_use = await connection.row(
             "SELECT 1 AS found FROM batches WHERE input_file_id = ? AND owner = ? AND ended_s IS NULL LIMIT 1",

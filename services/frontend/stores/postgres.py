@@ -78,6 +78,7 @@ class PostgresConnection:
 
     async def _execute(self, statement: str, values: Sequence[object]) -> psycopg.AsyncCursor[dict[str, Any]]:
         # No statement of the stores has a question mark or a percent sign in a literal.
+        # As bytes, because psycopg's type of a query excludes computed texts.
         return await self._connection.execute(statement.replace("?", "%s").encode(), values, binary=True)
 
 
@@ -115,6 +116,7 @@ class PostgresDatabase:
         self._pool = AsyncConnectionPool(
             self._conninfo,
             connection_class=psycopg.AsyncConnection[dict[str, Any]],
+            # `_once` alone begins and ends transactions.
             kwargs={"autocommit": True, "row_factory": dict_row},
             min_size=1,
             max_size=settings.connections_max,
@@ -163,6 +165,7 @@ class PostgresDatabase:
             await connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8 AS now_s")
         ).fetchone()
         assert row is not None
+        # The database read its clock in the middle of the call, if both directions took the same time.
         self.clock_offset_s = float(row["now_s"]) - (began_s + self._clock.wall()) / 2
 
     async def call(self, work: Work[T], is_read_only: bool, *, owner: str = "") -> T:
@@ -181,6 +184,7 @@ class PostgresDatabase:
                 ended.exception()
 
         task.add_done_callback(on_done)
+        # A cancelled caller does not interrupt the transaction: see Database.
         return await asyncio.shield(task)
 
     async def _run(self, work: Work[T], is_read_only: bool) -> T:
@@ -217,6 +221,7 @@ class PostgresDatabase:
         try:
             if not self._is_migrated:
                 await self._migrate(connection)
+            # Autocommit: each statement sees the newest committed rows.
             if is_read_only:
                 return await work(PostgresConnection(connection))
             async with connection.transaction():
@@ -289,11 +294,13 @@ def _is_away(error: Exception) -> bool:
     if not isinstance(error, psycopg.OperationalError):
         return False
     code = error.sqlstate or ""
+    # 08: connection exceptions. 57P01 to 57P03: the server stops, has crashed or starts. 53300: it has no free connection.
     return not code or code.startswith("08") or code in ("57P01", "57P02", "57P03", "53300")
 
 
 def _cut(connection: Raw) -> None:
     """Ends whatever waits for this connection, with an error."""
+    # A copy of the descriptor: psycopg closes its own one later.
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.pgconn.socket)) as copy:
         copy.shutdown(socket.SHUT_RDWR)
 

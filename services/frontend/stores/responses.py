@@ -114,6 +114,7 @@ class ResponseStore:
 
         Raises InvalidRequestError if the chain has a gap or is too long, NotFoundError if the response does not exist.
         """
+        # One response above the limit shows that the chain is too long.
         chain = await connection.rows(_CHAIN, response_id, owner, owner, CHAIN_MAX + 1, CHAIN_BYTES_MAX)
         _check_chain(chain, response_id)
         items: list[Mapping[str, Any]] = []
@@ -155,6 +156,7 @@ class ResponseStore:
             deleted = await connection.change(
                 "DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE owner = ? ORDER BY used_s LIMIT ?)",
                 "" if most is None else most["owner"],
+                # One at a time keeps as many responses as possible. Far above the limit it would take too long.
                 _EVICTED_AT_ONCE if size_bytes > 2 * self._settings.stored_bytes_max else 1,
             )
             if not deleted:

@@ -63,10 +63,12 @@ class SqliteDatabase:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # The file holds conversations; other users of the machine must not read it.
             self._path.touch(mode=0o600)
+            # `isolation_level=None`: no implicit transactions, because `_run` begins and ends them.
             connection = sqlite3.connect(
                 self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
             )
             connection.execute("PRAGMA journal_mode=WAL")
+            # With WAL, this can lose the newest transactions in a power failure, but not the consistency (sqlite.org/wal.html).
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA foreign_keys=ON")
             self._migrate(connection)
@@ -84,6 +86,7 @@ class SqliteDatabase:
                     f"{self._path} was written by a later version of this program", reason="store_too_new"
                 )
             for script in self._migrations[version:]:
+                # Triggers contain single semicolons. `executescript` would commit the transaction first.
                 for statement in script.split(";;"):
                     if statement.strip():
                         connection.execute(statement)

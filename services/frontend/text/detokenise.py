@@ -101,7 +101,9 @@ class ByteDetokeniser:
     def push(self, token_ids: Sequence[int]) -> str:
         """See Detokeniser."""
         size, pieces = self._size, self._pieces
+        # Engines may sample ids after the vocabulary, because they pad their embedding tables.
         data = self._held + b"".join([pieces[i] for i in token_ids if 0 <= i < size])
+        # Not `final`: an incomplete character at the end is not decoded and stays in `_held`.
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._held = data[used:]
         return text
@@ -138,6 +140,7 @@ class WindowDetokeniser:
 
     def _step(self, token_id: int) -> str:
         self._held.append(token_id)
+        # With the window before it, since decoders treat the first token of a text differently: SentencePiece's drop its space.
         text = self._decode(self._window + self._held)
         if text.endswith(REPLACEMENT) and len(self._held) < WINDOW_HELD_TOKENS_MAX:
             return ""
@@ -181,6 +184,7 @@ def _byte_pieces(tokenizer: Tokenizer) -> list[bytes]:
 
 def _byte_alphabet() -> dict[str, int]:
     """Returns the byte for each character of GPT-2's alphabet, which represents every byte by a printable character."""
+    # `bytes_to_unicode` in encoder.py of openai/gpt-2.
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -64,6 +64,7 @@ class SegmentTokenCache:
             if known is not None:
                 self._segments.move_to_end(key)
                 return known
+        # Not under the lock: two threads may tokenise the same segment, with the same result.
         found = self._encode(segment)
         with self._lock:
             if key not in self._segments and len(segment) <= self._characters_max:
