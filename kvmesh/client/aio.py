@@ -99,6 +99,7 @@ class AsyncStream(Generic[T]):
                     self._check_cancelled()
                 raise
             finally:
+                # Also when the caller closes the generator early: the request must not go on.
                 call.cancel()
             await asyncio.sleep(wait_s)
             attempt += 1

@@ -94,6 +94,7 @@ class Stream(Generic[T]):
                 if wait_s is None:
                     raise failure from error
             finally:
+                # Also when the caller closes the generator early: the request must not go on.
                 call.cancel()
             # A sleep that `cancel` ends.
             self._cancelled.wait(wait_s)

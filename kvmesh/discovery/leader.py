@@ -97,6 +97,7 @@ class LeaderElection:
         entry = await self._registry.get(self._key)
         record = read_leader(entry.value) if entry is not None else LeaderRecord(member_id="", token=0)
         self._newest_token = max(self._newest_token, record.token)
+        # A key without a session has no leader.
         if entry is not None and entry.session:
             self.leader_id = record.member_id
             if entry.session == self._session_id:

@@ -66,6 +66,7 @@ class Members:
     def _members(self, view: View) -> View:
         listed = {each.instance_id: each for each in view.instances}
         self._leaving |= {name for name in self._held.keys() & listed.keys() if listed[name].is_draining}
+        # Marked as draining and then removed: they have stopped and are not held.
         left = self._leaving - listed.keys()
         held = {name: _held(known, listed.get(name)) for name, known in self._held.items() if name not in left}
         self._held = {name: each for name, each in held.items() if each is not None}

@@ -103,6 +103,7 @@ class Presence:
         while not await sleep_unless(self._clock, pause_s, self._closing):
             if await self._attempt():
                 backoff.reset()
+                # Computed again, since `update` may have changed the TTL.
                 pause_s = self.registration.ttl_s / self._settings.heartbeats_per_ttl
             else:
                 pause_s = backoff.next_s()

@@ -175,6 +175,7 @@ class DiscoveredModels:
             async with asyncio.timeout(RELOAD_S):
                 await self._changed.wait()
         except TimeoutError:
+            # Makes `_follow` refresh again without a change.
             self._changed.set()
 
     async def _refresh(self) -> bool:

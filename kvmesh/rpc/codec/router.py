@@ -80,16 +80,19 @@ _RARE_FIELDS = (
     *("pinned_prefill_worker_id", "pinned_decode_worker_id"),
 )
 _LIST_FIELDS = ("required_features", "excluded_worker_ids")
+# Field number and wire type 2, length-delimited. One byte, since the number is below 16.
 _HASHES_TAG = bytes([pb.Ask.DESCRIPTOR.fields_by_name["block_hashes"].number << 3 | 2])
 
 
 def _packed_hashes(hashes: Sequence[int]) -> bytes:
     """Returns the encoded field. Adding the hashes of a long prompt one at a time would take twice as long, and most of the ask's time."""
+    # fixed64: eight bytes each, the lowest first.
     words = array("Q", hashes)
     if sys.byteorder == "big":
         words.byteswap()
     data = words.tobytes()
     head, length = bytearray(_HASHES_TAG), len(data)
+    # The length as a varint: seven bits per byte, the lowest first. The high bit of a byte shows that another one follows.
     while length > 0x7F:
         head.append(length & 0x7F | 0x80)
         length >>= 7

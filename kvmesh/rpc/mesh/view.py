@@ -44,6 +44,7 @@ class MeshReader:
         """Returns the mesh. Raises MeshError if the registry cannot be read; other failures are `problems` of the view."""
         views = await asyncio.gather(*(self._registry.instances(service) for service in SERVICES))
         instances = {view.service: view.instances for view in views}
+        # Those that take requests come first, since `_workers` uses the first one that answers.
         routers = sorted(instances[ROUTER], key=lambda each: not each.takes_requests)[:ROUTERS_MAX]
         problems: list[str] = []
         workers, requests, plan = await asyncio.gather(

@@ -104,6 +104,7 @@ class InvokeTags:
         """Reads a call whose arguments are one JSON object instead of parameters."""
         if _is_wrapper(feed, function, *WRAPPERS):
             pieces: list[str] = []
+            # A mark of the family ends incomplete arguments. The check of the document warns of them.
             with suppress(Interrupted):
                 yield from stream_container(feed, feed.hold(pieces))
             document = "".join(pieces)
@@ -129,6 +130,7 @@ class InvokeTags:
             raise Malformed(TRUNCATED)
         yield from feed.has(self.parameter_end)
         yield from feed.skip_blanks()
+        # If other parameters follow, it is an ordinary one.
         is_only = yield from feed.has(self.invoke_end)
         value = to_json(text, ANYTHING)
         inner = _unwrapped(feed, function, document=f"{{{quoted(name)}: {value}}}") if is_only else ""

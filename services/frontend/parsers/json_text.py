@@ -125,6 +125,7 @@ def string_goes_on(
             if next_at - feed.at > HELD_CHARACTERS_MAX:
                 break
             if next_at < len(feed.text) or feed.is_over:
+                # An empty text is the end of the answer.
                 if feed.text[next_at : next_at + 1] in ("", *after):
                     return ahead
                 break

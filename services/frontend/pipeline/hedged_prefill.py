@@ -99,6 +99,7 @@ class HedgedPrefill:
                 await asyncio.wait([second])
             if second.done() and second.exception() is not None:
                 await asyncio.wait([first])
+            # `first` has no result: the hedge has won, or both have failed.
             if not first.done() or first.exception() is not None:
                 if second.exception() is None:
                     return self._move_to(second.result())

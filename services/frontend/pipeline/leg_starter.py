@@ -181,6 +181,7 @@ class LegStarter:
     ) -> None:
         """Submits the decode leg of a choice. `sink` None: the choice itself. `release` gives the handle back."""
         state, choice = self._state, self._state.choices[i]
+        # Another choice may have failed while the prompt was computed.
         if state.ended.done():
             state.ended.result()
             raise CancelledByCallerError("the request has ended")

@@ -181,6 +181,7 @@ class Pipeline:
         request_id, model, caller = prepared.request.request_id, prepared.model, prepared.caller
         shared = self._shared_of(model)
         process = model.text.parser_process
+        # Outside of the admission: while the parser process finishes, the request is not in flight.
         async with nullcontext(sink) if process is None else relayed(process, request_id, sink) as relay:
             run = RequestRun(
                 prepared, relay, metrics=shared.metrics, clock=self.clock, settings=self.settings, began_s=began_s

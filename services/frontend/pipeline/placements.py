@@ -188,12 +188,14 @@ class RequestPlacements:
 
     async def _place_or_wait(self) -> Placed:
         wait_until_s = min(self._deadline_s, max(self._pin_ends_s, self._clock.now() + self._settings.place_timeout_s))
+        # The worker has just fallen silent and needs time to return.
         if self._pins:
             await self._clock.sleep(PLACE_AGAIN_S)
         while True:
             is_full, ask = False, self._ask
             left_s = max(1e-3, self._deadline_s - self._clock.now())
             if self.number:
+                # Without the pinned worker, or no worker could take the request.
                 excluded = tuple(each for each in self._excluded if each not in self._pins.values())
                 ask = replace(ask, timeout_s=left_s, excluded_worker_ids=excluded, attempt=self.number, **self._pins)
             try:

@@ -153,6 +153,7 @@ class LimitedEnvironment(_Sandbox):
             raise jinja2.TemplateError(TOO_MANY)
         return _Sandbox.getitem(self, obj, argument)
 
+    # Names with two underscores, as in the base class: a template may pass keyword arguments of any other name.
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """See the base class."""
         __self._step()

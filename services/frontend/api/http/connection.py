@@ -182,6 +182,7 @@ class Connection(HalfClosingHandler):
         self._head_timer = None
         if self._force_close or self._close or self.transport is None or self._request_count != self._heads:
             return
+        # aiohttp sets `_waiter` while no request is served, and keeps requests that wait for their turn in `_messages`.
         is_idle = self._waiter is not None and not self._waiter.done() and not self._messages
         if not is_idle or stood_still(due_s=due_s, now_s=self._loop.time()):
             # A request before it is being served, or this process was paused and the rest of the head waits in the socket.

@@ -52,6 +52,7 @@ class Exchange(RequestContext):
                 self.request, self.settings, self.caller, decompressing=large_bodies.decompressing, grow=grow
             )
             self.body_bytes = len(data)
+            # Inside the block: the body counts as arriving until the request may start.
             await self.pipeline.starts.wait(tenant)
         async with large_bodies.turn(tenant, len(data)) if len(data) > LARGE_BYTES else nullcontext():
             values = parse_object(data)

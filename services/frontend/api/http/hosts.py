@@ -28,6 +28,7 @@ def with_host_check(handler: Handler, settings: HttpSettings, respond: Respond) 
     def is_allowed(host: str) -> bool:
         name = name_of(host)
         allowed = not host or name in names or (accepts_loopback and is_loopback_name(name))
+        # A limit, since clients choose the header.
         if allowed and len(known) < 64:
             known.add(host)
         return allowed
