@@ -114,6 +114,7 @@ class ConsulRegistry:
                 response = await self._query(service, state.index)
                 instances = wire.instances(service, response.body)
                 was_away = state.has_seen and self._had_trouble_since(queried_at_s)
+                # `on_failure` drops the index; `on_response` sets the new one.
                 if was_away and (stale := state.on_failure()) is not None:
                     yield stale
                 view = state.on_response(response.index, instances)

@@ -42,6 +42,7 @@ class Authority:
             encipher_only=False,
             decipher_only=False,
         )
+        # Path length 0: it may sign members, but no other authorities.
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         return cls(key=key, certificate=builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()))
 

@@ -9,6 +9,7 @@ from kvmesh.errors import InvalidRequestError
 
 SERVICE_PREFIX = "kvmesh-"
 """Of the mesh's services in Consul."""
+# `ap` is an admin partition of Consul Enterprise.
 _CONNECT_URI = re.compile(r"(spiffe://([^/?#]+)/(?:ap/[^/?#]+/)?ns/([^/?#]+)/dc/[^/?#]+)/svc/([^/?#]+)")
 _TRUST_DOMAIN_LENGTH = 8
 """Consul cuts the trust domain in common names."""

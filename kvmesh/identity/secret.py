@@ -62,6 +62,7 @@ def write_private(path: Path, content: bytes) -> None:
     """Replaces a file by one that only this user can read."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
+    # With its mode from the start: a later `chmod` would let others read the file for a moment.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(content)

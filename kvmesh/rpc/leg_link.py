@@ -299,7 +299,7 @@ class GrpcLegLink:
         self._cancels.clear()
         self._releases.clear()
         lost = LostError(error.message, reason=error.reason, where=self.worker.worker_id)
-        # `from_rpc_error` gives this reason to a broken connection only. The worker may have died.
+        # The reason of a broken connection (see `from_rpc_error`): the worker may have died.
         if error.reason == LostError.default_reason:
             self._on_broken(self.worker.worker_id)
         # Replaced before the calls: a sink that cancels its leg in `on_finish` must not find its slot.

@@ -54,6 +54,7 @@ class ModelGaps:
     def __init__(self) -> None:
         self._counts = [0] * (len(DURATION_BUCKETS_S) + 1)
         self._sum_s = 0.0
+        # The bucket of `last_s`, and so of the `repeats`.
         self._at = 0
         self.last_s = 0.0
         self.repeats = 0

@@ -231,6 +231,7 @@ class DiscoveredModels:
             source=card.source,
             files_digest=card.files_digest,
             text=text,
+            # Any worker may get a request, so the smallest context counts. The router finds a worker with the features that a request needs.
             context_tokens_max=min(each.context_tokens_max for each in cards),
             vocabulary_size=card.vocabulary_size,
             block_size_tokens=_integer(decoders[0].meta.get("block_size_tokens"), 0),
@@ -274,6 +275,7 @@ class DiscoveredModels:
 
     async def _text(self, described: Sequence[Described]) -> TextModel:
         card = described[0][1]
+        # The digest alone identifies files. Without one, the source and its revision do.
         key = (card.name, card.files_digest or card.source, card.revision)
         known = self._texts.get(key)
         if known is None:

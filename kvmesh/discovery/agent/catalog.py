@@ -48,6 +48,7 @@ class Catalog:
                 raise InvalidRequestError(f"check {check.check_id} belongs to another service", field="CheckID")
         index = self._counter.advance()
         if old is not None:
+            # Also forgets the checks that the new definition does not have.
             self._remove(old, index)
         service = Service(definition=definition, create_index=old.create_index if old else index, modify_index=index)
         for check_definition in definition.checks:

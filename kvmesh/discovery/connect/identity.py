@@ -74,6 +74,7 @@ class ConnectIdentity:
     async def run(self) -> None:
         """Follows Consul until `aclose`."""
         while not self._closed.is_set():
+            # Each iteration follows the certificate of one role. `_change` begins the next one.
             self._changed.clear()
             following = asyncio.ensure_future(self._follow())
             waiting = [asyncio.ensure_future(event.wait()) for event in (self._changed, self._closed)]

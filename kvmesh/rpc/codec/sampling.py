@@ -44,6 +44,7 @@ def fill_sampling(message: pb.SamplingParams, params: SamplingParams) -> None:
 
 def from_sampling(message: pb.SamplingParams, *, prefix: str = "sampling.") -> SamplingParams:
     """Returns the checked value; errors name fields with `prefix`. Parameters that many requests share are cached."""
+    # The key of the cache, since messages cannot be hashed.
     data = message.SerializeToString()
     if len(data) > CACHED_BYTES_MAX:
         return _from_sampling(message, prefix)

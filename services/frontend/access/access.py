@@ -31,6 +31,7 @@ RELOAD_INTERVAL_S = 2.0
 """Time between two reads of the keys: short, since a revoked key is valid until the next one."""
 BODY_BYTES_PER_CHARGED = 32
 """Bytes of a refused request's body per token that the quota is charged: less than a fifth of what the body would cost as a prompt."""
+# 401: there is no caller to charge. 429: the quota is used up. 499: the client has disconnected.
 _NOT_CHARGED = (401, 429, 499)
 Decided = TypeVar("Decided")
 _KINDS = ("prompt", "cached", "output", "reasoning")
@@ -185,11 +186,13 @@ class Access:
     async def _follow_frontends(self, registry: Registry) -> None:
         async with aclosing(watch_members(registry, FRONTEND, self._clock)) as views:
             async for view in views:
+                # During an outage of the registry the last share stays.
                 if not view.is_stale:
                     self.quotas.share = 1 / max(1, sum(instance.takes_requests for instance in view.instances))
 
 
 def _key_of(headers: Mapping[str, str]) -> str:
+    # aiohttp's headers ignore case. Those of gRPC are a plain dictionary with lower-case names.
     bearer = headers.get("Authorization") or headers.get("authorization") or ""
     word, _, key = bearer.partition(" ")
     if word.lower() == "bearer" and key.strip():

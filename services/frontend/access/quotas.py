@@ -81,6 +81,7 @@ class Quotas:
         quota = caller.quota
         account = self._account(caller, now_s)
         if quota.concurrent_requests is not None:
+            # At least one: many frontends would otherwise refuse every request of a small limit.
             limit = max(1, int(quota.concurrent_requests * self.share))
             if account.in_flight >= limit:
                 message = f"{account.in_flight} requests are in flight, which is this key's limit"
@@ -91,6 +92,7 @@ class Quotas:
         reserved = _reserve_tokens(
             account.tokens, quota, prompt_tokens=prompt_tokens, output_tokens_max=output_tokens_max, now_s=now_s
         )
+        # After everything that may refuse the request.
         if account.requests is not None:
             account.requests.take(1)
         account.in_flight += 1
@@ -132,6 +134,7 @@ class Quotas:
                 self._remove_idle(now_s)
             account = self._accounts[caller.tenant] = TenantAccount()
         account.seen_s = now_s
+        # Each time, because new keys or another number of frontends may have changed the limits.
         account.requests = self._bucket(account.requests, caller.quota.requests_per_minute, now_s)
         account.tokens = self._bucket(account.tokens, caller.quota.tokens_per_minute, now_s)
         return account

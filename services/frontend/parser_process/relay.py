@@ -125,6 +125,7 @@ class _ChoiceRelay:
 
     def _send(self) -> None:
         piece = self._waiting
+        # Tokens without text wait for the next text or the end.
         if self._sent is not None or self._relay.failure is not None or not (piece.texts or piece.ending):
             return
         self._sent, self._waiting = piece, _Piece()

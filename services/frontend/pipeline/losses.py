@@ -61,6 +61,7 @@ class RetryLimits:
         if isinstance(error, DeadlineError):
             self._stalls += 1
             return error if self._stalls >= STALLS_MAX else None
+        # A refusal, or lost KV. A placement that generated a token ends the row of them.
         if not isinstance(error, LostError) and error.reason != WORKER_UNREACHABLE:
             self._refusals = 1 if has_progress else self._refusals + 1
             return error if self._refusals >= self._settings.placement_attempts else None

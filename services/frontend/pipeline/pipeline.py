@@ -274,6 +274,7 @@ class Pipeline:
                 else:
                     break
                 finally:
+                    # Also after a failure, since the tokens were received.
                     run.metrics.output_tokens.value += attempt.state.output_tokens()
         return RequestResult(usage=run.usage(), ttft_s=run.ttft_s)
 

@@ -145,6 +145,7 @@ def _transaction(method: Method[S, P, T], *, is_read_only: bool) -> AsyncMethod[
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         given = kwargs.get("owner") or (args[0] if args else "")
         owner = given if isinstance(given, str) else ""
+        # A function, not a coroutine: each attempt needs a coroutine of its own.
         return await self.database.call(
             lambda connection: method(self, connection, *args, **kwargs), is_read_only, owner=owner
         )

@@ -47,6 +47,7 @@ class FileStore:
         try:
             await self.keep(file)
         except BaseException:
+            # The caller may be cancelled again while the bytes are removed.
             await asyncio.shield(self._remove_rest(file_id))
             raise
         try:
@@ -54,6 +55,7 @@ class FileStore:
                 owner=owner, file_id=file_id, name=name, purpose=purpose, size_bytes=size_bytes, ttl_s=ttl_s
             )
         except (OverloadedError, InvalidRequestError):
+            # Only refusals. After another error the row may exist, and then its bytes must stay.
             await self._remove_rest(file_id)
             raise
 

@@ -108,6 +108,7 @@ class PostgresDatabase:
 
         Raises UnavailableError if a later version of this program wrote the tables, InvalidRequestError if the password file cannot be read.
         """
+        # Raises before there is a pool if the password file cannot be read.
         self._conninfo()
         self._users += 1
         if self._pool is not None:

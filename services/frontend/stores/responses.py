@@ -81,6 +81,7 @@ class ResponseStore:
         size_bytes = len(body_bytes) + len(items_bytes)
         await connection.lock(_LOCK)
         await connection.change(
+            # A transaction that runs again finds its own row.
             "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
             body["id"], owner, body["previous_response_id"], now_s, now_s, body_bytes, items_bytes, size_bytes,
         )  # fmt: skip

@@ -101,7 +101,7 @@ class ByteDetokeniser:
     def push(self, token_ids: Sequence[int]) -> str:
         """See Detokeniser."""
         size, pieces = self._size, self._pieces
-        # Engines may sample ids after the vocabulary, because they pad their embedding tables.
+        # Models may generate ids beyond the vocabulary, because embedding tables are padded.
         data = self._held + b"".join([pieces[i] for i in token_ids if 0 <= i < size])
         # Not `final`: an incomplete character at the end is not decoded and stays in `_held`.
         text, used = codecs.utf_8_decode(data, "replace", False)

@@ -37,6 +37,7 @@ class TextModel:
         template_source: str = "",
         cached_characters_max: int = 0,
     ) -> None:
+        # tokenizer.json may ask for truncation and padding.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer

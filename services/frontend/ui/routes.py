@@ -80,6 +80,7 @@ class UiRoutes:
         """Streams readings of the mesh, until the viewer leaves, is too slow, or its key is revoked."""
         self._check(request)
         with self._observer.viewing():
+            # Before the head, so that a failure of the first reading still has a status.
             frame = await self._observer.next(0)
             response = web.StreamResponse(headers={**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
             response.content_type = "text/event-stream"

@@ -87,9 +87,11 @@ class HttpServer:
         app.router.add_get("/metrics", self._metrics)
         for add_routes in self._more_routes:
             add_routes(app, self._boundary)
+        # Last: the first route that matches is used.
         app.router.add_route("OPTIONS", ANY_PATH, self._boundary.preflight)
         app.router.add_route("*", ANY_PATH, self._no_route)
         for route in app.router.routes():
+            # aiohttp has no such setting for a whole application.
             route._expect_handler = defer_continue
         self._runner = ConnectionRunner(
             app,
