@@ -31,6 +31,7 @@ class RetryPolicy:
         asked_s = error.retry_after_s or 0.0
         if not isinstance(error, RETRIABLE) or attempt + 1 >= self.attempts_max or asked_s > self.pause_s_max:
             return None
+        # The limit keeps the power finite.
         grown_s = min(self.pause_s_max, self.pause_s * 2.0 ** min(attempt, 62))
         wait_s = asked_s + grown_s * generator.random()
         return wait_s if wait_s < left_s else None

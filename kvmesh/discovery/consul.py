@@ -119,6 +119,7 @@ class ConsulRegistry:
                     yield stale
                 view = state.on_response(response.index, instances)
                 backoff.reset()
+                # A service that changes all the time is read once per interval.
                 pause_s = queried_at_s + self._settings.watch_interval_min_s - self._clock.now()
             except MeshError as error:
                 if self._closed.is_set():

@@ -38,6 +38,7 @@ class LiveState:
             self.state.advance(now)
             return decide(self.state, now)
         finally:
+            # Also if `decide` raises, because `advance` may have changed something.
             # A heartbeat without a change of status brings no deadline nearer, so `run` need not recompute its sleep.
             if self.state.index != before:
                 self.wake()

@@ -110,6 +110,7 @@ def _stream_text(feed: Feed, ends: ValueEnds, types: frozenset[str], *, is_padde
     def emit(text: str) -> None:
         nonlocal begun, held
         held += text
+        # May become `null`, alone or with the line break of the layout.
         if "null" in types and not begun and "null\n".startswith(held):
             return
         certain = held.removesuffix("\n") if is_padded else held

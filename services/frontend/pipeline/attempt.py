@@ -102,7 +102,7 @@ class Attempt:
         prefill = await self._link_prefill()
         is_answered_by_prefill = prefill is not None and self._may_answer(prefill)
         decode = None if is_answered_by_prefill else await self._link(state.placement.decode, Role.DECODE)
-        # A single choice: `start` raises the failure of the prefill leg and returns once the decode leg is submitted. Nothing has to interrupt it.
+        # A single choice: `start` raises the failure of the prefill leg, and returns once the decode leg is submitted.
         if len(state.choices) == 1 and state.placement.handoff is not Handoff.RENDEZVOUS:
             await self._starter.start(prefill, decode)
             await self._timeouts.wait_end()

@@ -120,6 +120,7 @@ class ChoiceSink:
         """See LegSink. The fast path is one token that decodes to whole characters."""
         if len(token_ids) == 1:
             whole, token_id = self._whole, token_ids[0]
+            # Not the first token of the leg: `_whole` is empty until `_on_tokens` has received that one.
             if token_id < len(whole) and (text := whole[token_id]) and token_id not in self._stop_ids:
                 gaps, gap_s = self._gaps, came_s - self.last_token_at_s
                 # Most tokens of a frame: see ModelGaps.

@@ -29,6 +29,7 @@ def continued_ask(prepared: Prepared, emitted: Collection[Sequence[int]]) -> Ask
         hashes = _extended_hashes(prepared, next(iter(emitted)))
     return replace(
         ask,
+        # The longest choice has the longest prompt, the shortest one the most tokens to generate.
         prompt_tokens=ask.prompt_tokens + max(counts),
         block_hashes=hashes,
         expected_output_tokens=max(0, max_tokens - min(counts)),

@@ -174,6 +174,7 @@ class Embedder:
 
         async def run(leg: Leg) -> LegFinish:
             async with room:
+                # The time that is left after the wait for room.
                 whole = await run_leg(link, leg, timeout_s=self._left_s(deadline_s))
             if whole.finish is None or whole.finish.embedding is None:
                 raise InternalError("the worker returned no embedding", where=link.worker.worker_id)

@@ -68,7 +68,7 @@ class SqliteDatabase:
                 self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
             )
             connection.execute("PRAGMA journal_mode=WAL")
-            # With WAL, this can lose the newest transactions in a power failure, but not the consistency (sqlite.org/pragma.html#pragma_synchronous).
+            # With WAL, a power failure can lose the newest transactions, but not the consistency (sqlite.org/pragma.html#pragma_synchronous).
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA foreign_keys=ON")
             self._migrate(connection)

@@ -73,6 +73,7 @@ class LimitedEnvironment(_Sandbox):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
         self._thread = _Steps()
+        # Generates text of any length in one step.
         self.globals.pop("lipsum")
         for name in REMOVED_FILTERS:
             del self.filters[name]

@@ -25,6 +25,7 @@ class StopFinder:
         text = self._held + text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
+            # By the end first, then by the start.
             end, start, self.matched = min(found)
             self._held = ""
             return text[: end if self._includes_stop else start]
