@@ -32,4 +32,5 @@ def isolated(request: Request, tenant: str, sharing: Collection[str]) -> Request
 
 def _within(kind: str, space: str, name: str) -> str:
     """Returns a name that no other space can have: the client chooses `name`, so the parts must not run into each other."""
+    # Tenants' names have no NUL (`keys.py`), so the space ends at the first one.
     return blake2b(f"{space}\0{name}".encode(), digest_size=_DIGEST_BYTES, person=kind.encode()).hexdigest()

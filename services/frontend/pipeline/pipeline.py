@@ -150,6 +150,7 @@ class Pipeline:
         request = isolated(request, caller.tenant, self.access.sharing_tenants)
         token_ids = await tokens_of(request, model)
         hashes = await hashes_of(token_ids, request, model)
+        # Above 0, because routers refuse an ask without time.
         left_s = max(1e-3, began_s + self._limit_s(request) - self.clock.now())
         return prepare(
             request, model, token_ids, hashes=hashes, features=features, caller=caller, attempt_timeout_s=left_s

@@ -142,6 +142,7 @@ class WindowDetokeniser:
         self._held.append(token_id)
         # With the window before it, since decoders treat the first token of a text differently: SentencePiece's drop its space.
         text = self._decode(self._window + self._held)
+        # The last character is incomplete, or is U+FFFD itself. More tokens show which.
         if text.endswith(REPLACEMENT) and len(self._held) < WINDOW_HELD_TOKENS_MAX:
             return ""
         return self._emit(text)
@@ -152,6 +153,7 @@ class WindowDetokeniser:
 
     def _emit(self, text: str) -> str:
         piece = text[len(self._window_text) :]
+        # Tokens without text stay held, because they may change the text of those that follow.
         if piece:
             self._window, self._held = self._held, []
             self._window_text = self._decode(self._window)
