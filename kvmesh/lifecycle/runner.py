@@ -55,7 +55,7 @@ async def run_parts(
             runner.hurry.set()
             raise
         finally:
-            await runner.close_all()
+            await runner.close_despite_cancels()
     if len(runner.failures) == 1:
         raise runner.failures[0]
     if runner.failures:
@@ -117,6 +117,18 @@ class _Runner:
                 await _cancel(task, timeout_s=HURRY_TIMEOUT_S)
         if is_done and (error := task.exception()) is not None:
             self._fail(drain, "draining", error)
+
+    async def close_despite_cancels(self) -> None:
+        """Closes all parts. A cancel in the meantime shortens their closes, and is raised afterwards."""
+        closing, cancel = asyncio.ensure_future(self.close_all()), None
+        while not closing.done():
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError as error:
+                self.hurry.set()
+                cancel = error
+        if cancel is not None:
+            raise cancel
 
     async def close_all(self) -> None:
         """Closes started parts in reverse. A part that does not close in time does not stop the others from closing."""

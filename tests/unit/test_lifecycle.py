@@ -230,6 +230,25 @@ def test_cancelling_the_runner_closes_the_parts() -> None:
     assert call_log == ["start a", "close a 1"]
 
 
+def test_a_second_cancel_does_not_leave_parts_open() -> None:
+    """The first cancel begins the close of the parts. The second one comes while a part closes, and the others are closed nevertheless."""
+    call_log = CallLog()
+
+    async def main() -> None:
+        parts = [call_log.part("a"), call_log.part("b", close=forever), call_log.part("c", close=forever)]
+        task = asyncio.create_task(run_parts(parts, stop=asyncio.Event(), settings=SETTINGS))
+        for _ in range(2):
+            await asyncio.sleep(1)
+            task.cancel()
+        await asyncio.sleep(0.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run_virtual(main())
+    assert [each[:7] for each in call_log] == ["start a", "start b", "start c", "close c", "close b", "close a"]
+
+
 def test_signals_stop_and_hurry() -> None:
     """SIGTERM stops the process, a second signal hurries, and then the handlers are removed."""
 
