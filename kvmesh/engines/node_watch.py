@@ -88,7 +88,11 @@ class NodeWatch:
             try:
                 connection, _ = listener.accept()
             except OSError:
-                return  # Closed.
+                if self._is_closed:
+                    return
+                # Without a free descriptor, for example, the connection stays in the queue.
+                time.sleep(RETRY_S)
+                continue
             try:
                 rank = greet(secret, connection)
             except (OSError, ValueError):

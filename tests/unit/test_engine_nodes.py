@@ -1,5 +1,6 @@
 """Connections between the machines of one engine, and their settings. These tests need no engine."""
 
+import errno
 import queue
 import socket
 import threading
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvmesh.engines import node_watch
 from kvmesh.engines.node_watch import INTERVAL_S, NodeWatch, greet, introduce, watch
 from kvmesh.engines.nodes import watch_address
 from kvmesh.engines.sglang.host import environment
@@ -200,3 +202,27 @@ def test_vllm_refuses_arguments_that_kvmesh_sets() -> None:
 )
 def test_cores_are_divided_among_ranks(cores: list[int], ranks: int, groups: str) -> None:
     assert core_groups(cores, ranks) == groups
+
+
+class FullSocket:
+    """A listening socket whose process has no descriptor for the first connection."""
+
+    def __init__(self, watch: NodeWatch) -> None:
+        self.watch = watch
+        self.accepts = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.accepts += 1
+        if self.accepts == 1:
+            raise OSError(errno.EMFILE, "too many open files")
+        self.watch.close()
+        raise OSError(errno.EBADF, "closed")
+
+
+def test_a_leader_without_a_free_descriptor_keeps_listening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other machines of the engine connect once a descriptor is free. The thread ends when the watch is closed."""
+    monkeypatch.setattr(node_watch, "RETRY_S", 0.0)
+    leader = watch_of(0, 1, lambda _: None)
+    listener = FullSocket(leader)
+    leader._accept(SECRET, listener)  # type: ignore[arg-type]
+    assert listener.accepts == 2

@@ -5,6 +5,7 @@ import ctypes
 import pytest
 
 from kvmesh.engines.vllm.holds import HOLDS_MAX, WORD_BYTES, Hold, HoldMemory, HoldTable
+from tests.parts import require_part
 
 
 def word(table: HoldTable, hold: Hold) -> int:
@@ -69,3 +70,18 @@ def test_the_memory_cannot_be_opened_once_it_is_closed(memory: HoldMemory) -> No
     with pytest.raises(OSError):
         HoldTable(path)
     assert table.add("a") is not None
+
+
+@pytest.mark.vllm
+def test_an_aborted_check_returns_its_copy() -> None:
+    """A request is aborted while the word of its hold is read. The copy of the word is free afterwards, and the pull has not failed for it."""
+    require_part("vllm")
+    from kvmesh.engines.vllm.connector import HoldingWorker, _Check
+
+    worker = object.__new__(HoldingWorker)
+    worker._recving_metadata, worker._recving_transfers, worker._recv_failures = {"r": object()}, {"r": [1]}, set()
+    worker._checks, worker._free_copies = {"r": _Check(engine_id="e", hold={"number": 1}, copy=3)}, []
+    worker.abandon("r")
+    failed: set[str] = set()
+    worker._end_check("r", failed)
+    assert (worker._free_copies, worker._checks, failed) == ([3], {}, set())

@@ -93,6 +93,8 @@ class _Check:
     engine_id: str
     hold: dict[str, Any] | None
     copy: int | None = None
+    is_abandoned: bool = False
+    """True if the request was aborted during the read of the word, whose value then says nothing."""
 
 
 class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
@@ -194,7 +196,13 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         metadata = self._recving_metadata.get(request_id)
         if metadata is None:
             return
-        self._checks.pop(request_id, None)
+        check = self._checks.get(request_id)
+        if check is not None:
+            if check.copy is None:
+                del self._checks[request_id]
+            else:
+                # NIXL may still write the copy, which `_end_check` returns.
+                check.is_abandoned = True
         if request_id not in self._recving_transfers:
             metadata.local_block_ids, metadata.local_physical_block_ids, metadata.awaiting_kvs = ([],), (), False
             self._recv_failures.add(request_id)
@@ -261,7 +269,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if check is None or check.copy is None:
             return
         self._free_copies.append(check.copy)
-        if request_id in failed or request_id in self._recv_failures:
+        if check.is_abandoned or request_id in failed or request_id in self._recv_failures:
             return
         assert check.hold is not None
         if int(self._copies[check.copy]) != check.hold["number"]:

@@ -7,7 +7,7 @@ import traceback
 from kvmesh.engines.node_watch import NodeWatch
 from kvmesh.engines.sglang.host.link import HostSocket
 from kvmesh.engines.sglang.host.ranks import start_other_ranks
-from kvmesh.engines.sglang.messages import Failed, Start
+from kvmesh.engines.sglang.messages import Failed, Start, ToHost
 from kvmesh.engines.sglang.settings import SglangSettings
 from kvmesh.errors import MeshError
 from kvmesh.lifecycle.process import die_with_parent
@@ -31,8 +31,12 @@ def main() -> None:
 
 def serve(link: HostSocket) -> None:
     """Runs the first rank of this machine until the adapter closes the socket."""
-    link.wait(60.0)
-    (start,) = link.receive()
+    messages: list[ToHost] = []
+    # A message may arrive in several parts. The adapter ends this process if the engine does not start in time.
+    while not messages:
+        link.wait(60.0)
+        messages = link.receive()
+    start = messages[0]
     assert isinstance(start, Start)
     settings = SglangSettings(**start.settings)
     # Imports sglang.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Protocol
@@ -163,8 +164,9 @@ class _WebSocketChannel:
                 await self._socket.send_bytes(message)
         except (ClientError, OSError):
             _log.info("rendezvous_message_dropped")
-        async with asyncio.timeout(CLOSE_S):
-            await self._socket.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._socket.close()
 
     def send_nowait(self, message: bytes) -> None:
         self._unsent.put_nowait(message)
