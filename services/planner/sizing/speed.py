@@ -67,7 +67,7 @@ def speed_of(profile: PerformanceProfile, *, kv_tokens: int = 0, running_max: in
         return missing
     names = [name for name in PerformanceProfile.__dataclass_fields__ if name in Speed.__dataclass_fields__]
     known = {name: value for name in names if (value := getattr(profile, name)) is not None}
-    # Without a measured transfer the KV moves at the speed of a 100 Gb/s network.
+    # Without a measured base, a prefill step has that of a decode step.
     known.setdefault("prefill_base_s", profile.decode_step_base_s)
     capacity = {"kv_tokens": kv_tokens, "running_max": running_max}
     return Speed(**known, **{name: value for name, value in capacity.items() if value})
