@@ -293,6 +293,9 @@ class GrpcLegLink:
 
     def _on_end(self, error: MeshError) -> None:
         """Ends every leg as lost: a worker that went away took its work with it, whatever the status of the stream."""
+        # The reader that the first call cancels calls again.
+        if not self.is_up:
+            return
         self.is_up = False
         self._call.cancel()
         self._requests.clear()

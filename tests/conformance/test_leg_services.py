@@ -25,9 +25,10 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegFinish, LegTask, Role, TokenLogprob, WorkerRef
 from kvmesh.engines.simulated.settings import StepProfile
 from kvmesh.errors import InvalidRequestError, LostError, OverloadedError, UnavailableError
+from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.codec.legs import from_finish, to_leg
 from kvmesh.rpc.codec.scalars import to_duration
-from kvmesh.rpc.leg_link import GrpcLegLinks
+from kvmesh.rpc.leg_link import GrpcLegLink, GrpcLegLinks
 from kvmesh.rpc.status import from_rpc_error
 from kvmesh.rpc.whole_leg import WholeLeg, run_leg
 from kvmesh.simulation.faulty_engine import Die, Stall
@@ -513,6 +514,27 @@ async def test_legs_continue_after_a_stall(kind: str) -> None:
         assert begun.finishes[0].error is None
         await wait_until(lambda: not link.is_up, "the old link closes after its last leg")
         await links.aclose()
+
+
+async def test_a_closed_link_is_not_lost(kind: str) -> None:
+    """`on_lost` is not called for `aclose`: a link that was replaced must not be opened again."""
+    scripted = ScriptedDecode()
+    async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
+        at,
+        pool,
+        _,
+    ):
+        worker = WorkerRef(worker_id="w1", address=at, epoch=EPOCH)
+        call = DecodeServiceStub(pool.channel(at, MeshRole.DECODE)).Attach()
+        lost: list[GrpcLegLink] = []
+        link = GrpcLegLink(worker, call, SystemClock(), on_lost=lost.append)
+        await link.open("f1", PATIENCE_S)
+        sink = Sink()
+        link.submit_nowait(make_leg("open"), sink, timeout_s=30.0)
+        await wait_until(lambda: bool(scripted.received), "submitted, so the link reads")
+        await link.aclose()
+        assert [finish.error is not None and finish.error.reason for finish in sink.finishes] == ["link_closed"]
+        assert not lost
 
 
 @pytest.mark.parametrize(("worker_id", "epoch"), [("w2", EPOCH), ("w1", EPOCH + 1)])
