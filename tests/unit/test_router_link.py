@@ -24,6 +24,8 @@ from tests.unit.router_fleets import ask
 from tests.virtual_loop import run_virtual
 
 LATENCY_S = 0.001
+BUFFER_MESSAGES = 16
+"""What the transport takes while the router does not read."""
 WORKER = WorkerRef(worker_id="d1", address="d1:1", epoch=1)
 
 
@@ -91,7 +93,7 @@ def listed(name: str, health: Health = Health.PASSING) -> Instance:
 class Stage:
     def __init__(self, *, frontend_id: str = "f", **settings) -> None:
         self.registry = RouterRegistry("a", "b")
-        self.network = MemoryNetwork(latency_s=lambda: LATENCY_S)
+        self.network = MemoryNetwork(latency_s=lambda: LATENCY_S, buffer_messages=BUFFER_MESSAGES)
         self.routers = {name: FakeRouter(name) for name in "abcd"}
         self.link = GrpcRouterLink(
             self.registry,
@@ -279,6 +281,25 @@ def test_unsent_reports_move_to_the_other_router() -> None:
             stage.network.kill("a:1")
             await asyncio.sleep(1.1)
             assert (of_a, "FINISHED") in [each[:2] for each in stage.routers["b"].received()]
+
+    run_virtual(story())
+
+
+def test_reports_of_an_interrupted_write_move_to_the_other_router() -> None:
+    """If the stream breaks while a message waits for the transport, the other router gets the reports of that message, too."""
+
+    async def story() -> None:
+        async with Stage(report_delay_s=0.0) as stage:
+            asks = [await stage.place(f"r{number}") for number in range(2 * BUFFER_MESSAGES + 6)]
+            of_a = [ask_id for ask_id in asks if stage.placed_by(ask_id) == "a"]
+            stage.network.partition("a:1")
+            for ask_id in of_a:
+                stage.link.report_nowait(ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.5))
+                await asyncio.sleep(LATENCY_S)
+            stage.network.kill("a:1")
+            await asyncio.sleep(5 * LATENCY_S)
+            received = [each[:2] for each in stage.routers["b"].received()]
+            assert received == [(ask_id, "FINISHED") for ask_id in of_a[BUFFER_MESSAGES:]]
 
     run_virtual(story())
 

@@ -98,6 +98,21 @@ def test_a_report_at_the_other_router_settles_at_both():
     assert routers.sums("a") == NOTHING
 
 
+def test_a_repeated_settling_report_is_ignored():
+    """A frontend whose stream breaks during a write repeats the reports of that write, at the same router or at another one."""
+    routers = pair()
+    number, _ = routers.place("a")
+    routers.sync()
+    # Router b does not know yet that router a has received the report.
+    for name in ("a", "a", "b", "b"):
+        routers.report(name, number, ReportKind.FINISHED)
+    routers.sync()
+    routers.report("b", number, ReportKind.FINISHED)
+    routers.sync()
+    assert routers.sums("a") == routers.sums("b") == NOTHING
+    assert not routers.cores["a"].book and not routers.cores["b"].book
+
+
 def test_a_frontend_cannot_settle_another_frontends_reservation():
     routers = pair()
     _, placement = routers.place("a")

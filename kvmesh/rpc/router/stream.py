@@ -41,6 +41,8 @@ class RouterStream:
         self._unanswered: set[int] = set()
         """Asks that are written, and neither answered nor queued at the router."""
         self._reports: list[tuple[int, Report]] = []
+        self._reports_in_write: list[tuple[int, Report]] = []
+        """During a write: the reports of its message, and of those that follow it."""
         self._wakeup = asyncio.Event()
         # Writes the Hello immediately.
         self._wakeup.set()
@@ -86,8 +88,9 @@ class RouterStream:
         self._call.cancel()
 
     def take_reports(self) -> Sequence[tuple[int, Report]]:
-        """Returns the reports that were not written before the stream broke."""
-        reports, self._reports = self._reports, []
+        """Returns the reports that were not written before the stream broke. The router may have received those of the last write."""
+        reports = [*self._reports_in_write, *self._reports]
+        self._reports_in_write, self._reports = [], []
         return reports
 
     async def run(
@@ -159,8 +162,11 @@ class RouterStream:
                     break
                 fill_ask(message.asks.add(), ask_id, ask)
                 taken += 1
-            reports, asks = reports[REPORTS_MAX:], asks[taken:]
+            # Kept if the write fails or is cancelled, because then this generator does not resume.
+            self._reports_in_write = reports
             yield message
+            self._reports_in_write = []
+            reports, asks = reports[REPORTS_MAX:], asks[taken:]
 
     def _stop_timers(self) -> None:
         for timer in (self._report_timer, self._ask_timer):
