@@ -83,6 +83,8 @@ class Stream(Generic[T]):
             has_begun = False
             self._call = call = calling.begin(question.method, question.message, question.deadline_s)
             try:
+                # A cancel by another thread may have come before `_call` was set, and then it has not cancelled this call.
+                self._check_cancelled()
                 for message in call:
                     has_begun = True
                     yield question.read(message)

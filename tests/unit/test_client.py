@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +291,28 @@ async def test_streams_can_be_closed_and_cancelled(served: Served) -> None:
             next(left)
 
     await blocking(served, cancelled)
+    await until_idle(served)
+
+
+async def test_a_cancel_while_the_call_begins(served: Served) -> None:
+    """A cancel by another thread is not lost when it comes before the stream has stored its call."""
+
+    def read(client: Client) -> None:
+        stream = client.generate_stream("tiny", "x")
+        method = stream._question.method
+
+        def begin(*arguments: Any, **options: Any) -> Any:
+            call = method(*arguments, **options)
+            cancelling = threading.Thread(target=stream.cancel)
+            cancelling.start()
+            cancelling.join()
+            return call
+
+        stream._question = replace(stream._question, method=begin)
+        with pytest.raises(CancelledByCallerError):
+            list(stream)
+
+    await blocking(served, read)
     await until_idle(served)
 
 
