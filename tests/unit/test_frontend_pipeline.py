@@ -13,7 +13,17 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kvmesh.client.settings import RetryPolicy
-from kvmesh.core import FinishReason, Generation, Handoff, ReportKind, SamplingParams, TokenLogprob
+from kvmesh.core import (
+    FinishReason,
+    Generation,
+    Handoff,
+    Leg,
+    LegFinish,
+    ReportKind,
+    SamplingParams,
+    TokenLogprob,
+    WorkerRef,
+)
 from kvmesh.errors import (
     WORKER_LOST_TWICE,
     WORKER_UNREACHABLE,
@@ -29,7 +39,7 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.kv.blocks import block_hashes, seed_hash
-from kvmesh.rpc.clients import EmbedResult
+from kvmesh.rpc.clients import EmbedResult, LegSink
 from kvmesh.rpc.revoking import INTENTION_DENIED
 from kvmesh.telemetry import TelemetrySettings, Tracing
 from services.frontend.access.caller import ANYBODY
@@ -770,6 +780,70 @@ def test_a_cancel_reaches_both_prefill_workers(mesh: FakeMesh, model: ServedMode
     run_virtual(main())
     assert sorted(mesh.cancelled) == ["r-0p", "r-0ph"] and not mesh.running and not mesh.handles
     assert [kind for _, kind in mesh.settled()[8:]] == [ReportKind.CANCELLED] * 2
+
+
+def finish_apart(mesh: FakeMesh, *, first: str, iterations: int) -> asyncio.Event:
+    """Makes the worker `first` compute a prompt in 100 ms, and the other one finish `iterations` of the event loop later.
+
+    Returns an event that is set when `first` finishes.
+    """
+    prefill, is_over = mesh._prefill, asyncio.Event()
+
+    async def run_apart(leg: Leg, sink: LegSink, worker: WorkerRef) -> LegFinish:
+        if worker.worker_id == first:
+            await asyncio.sleep(0.1)
+            is_over.set()
+        else:
+            await is_over.wait()
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+        return await prefill(leg, sink, worker)
+
+    mesh.faults.prefill_s_of.update(p0=0.0, p1=0.0)
+    mesh._prefill = run_apart  # type: ignore[method-assign]
+    return is_over
+
+
+@pytest.mark.usefixtures("quick_hedges")
+@pytest.mark.parametrize("iterations", range(8))
+@pytest.mark.parametrize("first", ["p0", "p1"])
+def test_the_leg_that_loses_by_little_keeps_no_handle(
+    mesh: FakeMesh, model: ServedModel, first: str, iterations: int
+) -> None:
+    """Both legs of a hedged prompt end at nearly the same time. The handle that is not used is released."""
+
+    def change() -> None:
+        finish_apart(mesh, first=first, iterations=iterations)
+
+    run_hedged(mesh, model, change)
+
+
+@pytest.mark.usefixtures("quick_hedges")
+@pytest.mark.parametrize("iterations", range(10))
+@pytest.mark.parametrize("apart", [0, 1, 1000])
+@pytest.mark.parametrize("first", ["p0", "p1"])
+def test_a_cancel_after_a_prefill_keeps_no_handle(
+    mesh: FakeMesh, model: ServedModel, first: str, apart: int, iterations: int
+) -> None:
+    """A cancel may arrive in any iteration of the event loop after a leg has finished: handles are released, placements settled."""
+    mesh.expected_ttft_s = 0.01
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]), hedge=HEDGES)
+        for number in range(8):
+            await ask(pipeline, a_request(request_id=f"r{number}"), RecordingOutlet())
+        is_over = finish_apart(mesh, first=first, iterations=apart)
+        asking = asyncio.create_task(ask(pipeline, a_request(), RecordingOutlet()))
+        await is_over.wait()
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.sleep(1.0)
+        assert asking.cancelled()
+
+    run_virtual(main())
+    check_nothing_left(mesh)
+    assert len(mesh.asks) == 10
 
 
 def test_the_retry_budget_limits_new_placements(

@@ -70,6 +70,7 @@ class HedgedPrefill:
         expected_s = self._state.placement.expected_ttft_s
         after_s = self._times.hedge_after_s(expected_s)
         first = asyncio.ensure_future(prefill)
+        hedge: Hedge | None = None
         try:
             if after_s is not None:
                 await asyncio.wait([first], timeout=after_s)
@@ -79,14 +80,18 @@ class HedgedPrefill:
                 self._metrics.hedged.value += 1
                 hedge = await self._race(i, first)
                 if hedge is not None:
+                    await _end(first, link)
                     return hedge.link, hedge.whole
                 whole = first.result()
             if expected_s:
                 self._times.add_time(expected_s=expected_s, elapsed_s=self._clock.now() - began_s)
             return link, whole
-        finally:
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
+        except BaseException:
+            # The caller receives no handle. A cancel may arrive after a leg has ended with one.
+            if hedge is not None:
+                _release(hedge.link, hedge.whole)
+            await _end(first, link)
+            raise
 
     async def _race(self, i: int, first: "asyncio.Future[WholeLeg]") -> Hedge | None:
         """Returns the hedge if it won, and None if `first` did. Raises the failure of `first` if both failed."""
@@ -121,15 +126,16 @@ class HedgedPrefill:
 
     async def _drop(self, second: "asyncio.Future[Hedge]") -> None:
         """Ends the hedge, unless it won, and releases what it computed."""
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
+        # A wait for a hedge that has ended would let a cancel lose the handle.
+        if not second.done():
+            second.cancel()
+            await asyncio.gather(second, return_exceptions=True)
         if second.cancelled() or second.exception() is not None:
             return
         hedge = second.result()
         if self._state.placed is hedge.placed:  # It won.
             return
-        if hedge.whole.finish is not None and hedge.whole.finish.handle is not None:
-            hedge.link.release_nowait(hedge.whole.finish.handle.handle_id)
+        _release(hedge.link, hedge.whole)
         self._report(hedge.placed, ReportKind.CANCELLED, hedge.placed_s)
 
     async def _run_hedge(self, i: int) -> Hedge:
@@ -178,3 +184,17 @@ class HedgedPrefill:
             kind=kind, elapsed_s=self._clock.now() - placed_s, error=error, failed_worker_id=worker_id if error else ""
         )
         self._router.report_nowait(placed.ask_id, report)
+
+
+async def _end(first: "asyncio.Future[WholeLeg]", link: LegLink) -> None:
+    """Ends the leg on `link`, and releases what it computed. Does nothing if it has failed."""
+    if not first.done():
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+    if not first.cancelled() and first.exception() is None:
+        _release(link, first.result())
+
+
+def _release(link: LegLink, whole: WholeLeg) -> None:
+    if whole.finish is not None and whole.finish.handle is not None:
+        link.release_nowait(whole.finish.handle.handle_id)
