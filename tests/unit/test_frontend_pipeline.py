@@ -518,6 +518,27 @@ def test_lost_embeddings_wait_until_a_worker_can_take_them(mesh: FakeMesh, model
     check_nothing_left(mesh)
 
 
+def test_an_internal_failure_of_embeddings_is_reported(mesh: FakeMesh, model: ServedModel) -> None:
+    """After an exception of the frontend itself the router gets a failure without a worker, so that no worker counts as faulty."""
+    embedding_model = replace(model, features=model.features | {"embeddings"})
+
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    mesh.link = fail  # type: ignore[method-assign]
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([embedding_model]))
+        with pytest.raises(ZeroDivisionError):
+            await pipeline.embed(
+                EmbedRequest(asked=a_request(), inputs=["Hello"]), caller=ANYBODY, began_s=pipeline.clock.now()
+            )
+
+    run_virtual(main())
+    assert mesh.settled() == [(1, ReportKind.FAILED)]
+    assert mesh.reported_failures == [""]
+
+
 @pytest.mark.parametrize("choices", [1, 2])
 def test_a_failure_that_another_worker_cannot_fix_is_returned(mesh: FakeMesh, model: ServedModel, choices: int) -> None:
     """An internal error is returned immediately, without another placement. The other choices are stopped."""

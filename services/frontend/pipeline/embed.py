@@ -145,13 +145,19 @@ class Embedder:
         if (rank := worker.data_parallel_rank) is not None:
             legs = [replace(leg, generation=replace(leg.generation, data_parallel_rank=rank)) for leg in legs]
 
-        def report(kind: ReportKind, *, error: MeshError | None = None, cached_tokens: int | None = None) -> None:
+        def report(
+            kind: ReportKind,
+            *,
+            error: MeshError | None = None,
+            failed_worker_id: str = "",
+            cached_tokens: int | None = None,
+        ) -> None:
             news = Report(
                 kind=kind,
                 elapsed_s=self._clock.now() - began_s,
                 cached_tokens=cached_tokens,
                 error=error,
-                failed_worker_id=worker.worker_id if error is not None else "",
+                failed_worker_id=failed_worker_id,
             )
             self._router.report_nowait(placed.ask_id, news)
 
@@ -160,10 +166,14 @@ class Embedder:
             link = await self._links.link(worker, Role.DECODE, timeout_s=timeout_s)
             result = await self._run_legs(link, legs, deadline_s)
         except MeshError as error:
-            report(ReportKind.FAILED, error=error)
+            report(ReportKind.FAILED, error=error, failed_worker_id=worker.worker_id)
             raise
         except asyncio.CancelledError:
             report(ReportKind.CANCELLED)
+            raise
+        except BaseException:
+            # Names no worker: the router would hold it responsible.
+            report(ReportKind.FAILED, error=InternalError("internal error of the frontend"))
             raise
         report(ReportKind.FINISHED, cached_tokens=result.usage.cached_tokens)
         return result
