@@ -116,7 +116,9 @@ class MeshDoctor:
 async def _service_state(instance: Instance) -> ServiceState:
     ports = [("gRPC", instance.port)]
     ports += [
-        (what, int(instance.meta[key])) for what, key in PORT_KEYS.items() if instance.meta.get(key, "").isdigit()
+        (what, int(port))
+        for what, key in PORT_KEYS.items()
+        if (port := instance.meta.get(key, "")).isascii() and port.isdigit()
     ]
     problems = [await _port_problem(instance.host, port, what) for what, port in ports]
     return ServiceState(instance=instance, unreachable=[each for each in problems if each])

@@ -76,4 +76,4 @@ def is_decoder(instance: Instance) -> bool:
 
 def _epoch(instance: Instance) -> int:
     text = instance.meta.get("epoch", "")
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -331,4 +331,4 @@ def _remote_name(word: str) -> str:
 
 
 def _integer(text: str | None, default: int) -> int:
-    return int(text) if text is not None and text.isdigit() else default
+    return int(text) if text is not None and text.isascii() and text.isdigit() else default

@@ -94,7 +94,11 @@ class ScrapeSource:
 
     async def observe(self, instances: Sequence[Instance]) -> Observation:
         """Scrapes all instances. The first scrape gives gauges only, in a window of length 0."""
-        scraped = [instance for instance in instances if instance.meta.get("metrics_port", "").isdigit()]
+        scraped = [
+            instance
+            for instance in instances
+            if (port := instance.meta.get("metrics_port", "")).isascii() and port.isdigit()
+        ]
         problems = [
             f"{instance.service} {instance.instance_id} has no metrics port"
             for instance in instances

@@ -294,7 +294,16 @@ async def test_a_failing_orchestrator_is_a_mesh_error(setup: ConnectorSetup) -> 
 
 
 @pytest.mark.parametrize(
-    "entries", [(), ("m/prefill",), ("m/router=x",), ("m/decode=a:b",), ("m/decode=-a",), ("m/decode=a", "m/decode=b")]
+    "entries",
+    [
+        (),
+        ("m/prefill",),
+        ("m/router=x",),
+        ("m/decode=a:b",),
+        ("m/decode=a:²",),
+        ("m/decode=-a",),
+        ("m/decode=a", "m/decode=b"),
+    ],
 )
 def test_malformed_pools_are_refused(entries: tuple[str, ...]) -> None:
     """The error names the setting. A unit cannot be mistaken for a flag of the command."""

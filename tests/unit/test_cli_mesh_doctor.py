@@ -1,7 +1,10 @@
 """Tests of the findings of `kvmesh doctor` about a running mesh."""
 
+from dataclasses import replace
+
 import pytest
 
+from kvmesh.cli.mesh_doctor import _service_state
 from kvmesh.cli.mesh_verdicts import (
     PairCheck,
     ServiceState,
@@ -193,3 +196,11 @@ def test_failing_paths_that_workers_report() -> None:
     assert finding.status is Status.WARNING
     assert finding.found == "p0 -> d0: no route (3 of 4 pulls failed)"
     assert side_channels_finding([worker("d0", paths=(KvPath(worker_id="p0", pulls_total=2),))]).status is Status.OK
+
+
+@pytest.mark.parametrize("port", ["²", "", "-1"])
+async def test_a_port_that_is_no_number_is_not_checked(port: str) -> None:
+    """The registry's meta is not trusted: such a value does not end the check of the other services."""
+    instance = replace(service(host="127.0.0.1").instance, meta={"metrics_port": port})
+    state = await _service_state(instance)
+    assert [each.split()[0] for each in state.unreachable] == ["gRPC"]

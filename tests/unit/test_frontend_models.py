@@ -43,7 +43,16 @@ class Mesh:
     registry: ConsulRegistry
     server: RpcServer
 
-    async def add_worker(self, worker_id: str, directory: Path, *, service: str = DECODE, **card: Any) -> None:
+    async def add_worker(
+        self,
+        worker_id: str,
+        directory: Path,
+        *,
+        service: str = DECODE,
+        epoch: str = "1",
+        blocks: str = "32",
+        **card: Any,
+    ) -> None:
         """Registers a worker with its card."""
         record = {
             "name": "tiny",
@@ -55,7 +64,7 @@ class Mesh:
         }
         await self.registry.put(CARD_PREFIX + worker_id, json.dumps(record).encode())
         role = service.removeprefix("kvmesh-")
-        meta = {"model": "tiny", "role": role, "block_size_tokens": "32", "epoch": "1"}
+        meta = {"model": "tiny", "role": role, "block_size_tokens": blocks, "epoch": epoch}
         await self.registry.register(
             Registration(
                 service=service,
@@ -163,6 +172,16 @@ async def test_a_model_is_served_while_it_has_a_decode_worker(tmp_path: Path) ->
         await until(lambda: not models.problems())
         with pytest.raises(UnavailableError):
             models.find("tiny")
+
+
+@pytest.mark.parametrize("meta", [{"epoch": "²"}, {"blocks": "²"}])
+async def test_meta_that_is_no_number_does_not_end_the_models(tmp_path: Path, meta: dict[str, str]) -> None:
+    """The registry's meta is not trusted. "²" counts as a digit in Python, but is not an integer."""
+    write_model(tmp_path)
+    async with following() as mesh:
+        await mesh.add_worker("d0", tmp_path, **meta)
+        await until(mesh.models.served)
+        assert mesh.models.find("tiny").block_size_tokens == (0 if "blocks" in meta else 32)
 
 
 async def test_workers_with_differing_files(

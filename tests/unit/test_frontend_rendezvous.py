@@ -5,9 +5,10 @@ from random import Random
 
 import pytest
 
-from kvmesh.core import FinishReason, Handoff, LegTask, ReportKind
-from kvmesh.errors import KvLostError, LostError, MeshError
+from kvmesh.core import FinishReason, Handoff, LegTask, ReportKind, WorkerRef
+from kvmesh.errors import InternalError, KvLostError, LostError, MeshError
 from services.frontend.models import ServedModel
+from services.frontend.pipeline.leg_factory import rendezvous_at
 from services.frontend.pipeline.request import RequestResult
 from tests.frontend_mesh import FakeMesh, Faults
 from tests.unit.test_frontend_pipeline import TEXT, a_request, mesh, model, run
@@ -126,3 +127,10 @@ def test_each_leg_names_its_rank(mesh: FakeMesh, model: ServedModel, handoff: Ha
     assert sorted(mesh.leg_ranks) == sorted([(LegTask.PREFILL, 3), (LegTask.GENERATE, 1)])
     if handoff is Handoff.RENDEZVOUS:
         assert mesh.rendezvous[0].prefill_data_parallel_rank == 3
+
+
+@pytest.mark.parametrize("address", ["", "p0", ":9", "p0:", "p0:²"])
+def test_a_rendezvous_address_without_a_port_is_refused(address: str) -> None:
+    """The error names the worker that published the address."""
+    with pytest.raises(InternalError, match="p0"):
+        rendezvous_at(address, WorkerRef(worker_id="p0", address="p0:1"), room=1)

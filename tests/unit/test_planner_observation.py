@@ -3,10 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from aiohttp import ClientSession
 
+from kvmesh.clock import SystemClock
 from kvmesh.core import Role
 from kvmesh.core.planning import ObservationState, PoolReport
+from kvmesh.discovery.base import DECODE, Health, Instance
 from services.planner.observation import ObservationLimits, observe_model
+from services.planner.observe import Fetcher, ScrapeSource
 from services.planner.plan import (
     BLOCKS_TOTAL,
     BLOCKS_USED,
@@ -130,3 +134,15 @@ def test_a_window_knows_whether_the_fleet_changed():
     for second in range(30, 90, 10):
         window = keeper.add(float(second), two)
     assert not window.has_changed_fleet
+
+
+@pytest.mark.parametrize("port", ["²", "", "-1"])
+async def test_a_metrics_port_that_is_no_number_is_a_problem(port: str) -> None:
+    """The registry's meta is not trusted: such a value does not end the observation of the other instances."""
+    instance = Instance(
+        service=DECODE, instance_id="d0", host="127.0.0.1", port=1, meta={"metrics_port": port}, tags=(),
+        health=Health.PASSING, is_draining=False,
+    )  # fmt: skip
+    async with ClientSession() as session:
+        source = ScrapeSource(Fetcher(session, timeout_s=2), SystemClock(), window_s=60)
+        assert (await source.observe([instance])).problems == [f"{DECODE} d0 has no metrics port"]

@@ -65,7 +65,7 @@ class LegFactory:
 def rendezvous_at(address: str, prefill: WorkerRef, *, room: int) -> Rendezvous:
     """Returns where the two legs of a choice meet. Raises InternalError for an address that is not host:port."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not (port.isascii() and port.isdigit()):
         raise InternalError(f"the router returned no rendezvous address for {prefill.worker_id}")
     return Rendezvous(
         host=host.strip("[]"), port=int(port), room=room, prefill_data_parallel_rank=prefill.data_parallel_rank

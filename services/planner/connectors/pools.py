@@ -40,7 +40,8 @@ def _read(entry: str, field: str) -> ManagedPool:
     name, equals, unit = entry.partition("=")
     model, slash, role = name.rpartition("/")
     unit, colon, most = unit.partition(":")
-    if not (equals and slash and model and unit) or role not in ROLES or (colon and not most.isdigit()):
+    is_limit = most.isascii() and most.isdigit()
+    if not (equals and slash and model and unit) or role not in ROLES or (colon and not is_limit):
         raise InvalidRequestError(f"{entry!r} is not MODEL/ROLE=UNIT or MODEL/ROLE=UNIT:MAX", field=field)
     if unit.startswith("-"):
         raise InvalidRequestError(f"{entry!r}: a unit does not start with a dash", field=field)
