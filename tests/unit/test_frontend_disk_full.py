@@ -1,5 +1,7 @@
-"""The frontend's stores on a full disk: they raise a typed error, leave no partial writes, and keep their contents."""
+"""The frontend's stores on a full or failing disk: they raise a typed error, leave no partial writes, and keep their contents."""
 
+import errno
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,3 +83,38 @@ def test_a_file_that_does_not_fit_is_removed(tmp_path: Path, sizes: tuple[int, .
         file.discard()
         file.discard()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_committed_file_survives_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are synced before the file gets its final name, and the directory afterwards: a crash undoes neither."""
+    file, fsync = DirectoryContents(tmp_path).new("file-1"), os.fsync
+    synced: list[tuple[bool, bool]] = []
+
+    def record(descriptor: int) -> None:
+        synced.append((os.path.samestat(os.fstat(descriptor), tmp_path.stat()), file.path.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", record)
+    write(file, (1,))
+    assert synced == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize(("number", "is_stored"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_directory_that_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_stored: bool
+) -> None:
+    """A file system that cannot sync directories stores files nevertheless. A failure of the disk is an error."""
+    file, fsync = DirectoryContents(tmp_path).new("file-1"), os.fsync
+
+    def fail(descriptor: int) -> None:
+        if os.path.samestat(os.fstat(descriptor), tmp_path.stat()):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", fail)
+    if is_stored:
+        write(file, (1,))
+        assert file.path.read_bytes() == b"\0"
+    else:
+        with pytest.raises(UnavailableError, match="cannot be stored"):
+            write(file, (1,))

@@ -148,6 +148,8 @@ class NewFile:
             os.fsync(self._file.fileno())
             self._close()
             self._beside.replace(self.path)
+            # A crash could otherwise undo the rename, although the row of the file is already in the database.
+            _sync_directory(self.path.parent)
 
     def _close(self) -> None:
         self._is_over = True
@@ -162,6 +164,18 @@ class NewFile:
             with suppress(OSError):
                 self._close()
             self._beside.unlink(missing_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems cannot sync directories.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
