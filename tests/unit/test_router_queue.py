@@ -13,7 +13,7 @@ from kvmesh.errors import (
 from services.router.core import RouterCore
 from services.router.core_settings import QueueSettings
 from services.router.queue import charges
-from services.router.queue.accounts import read_weights
+from services.router.queue.accounts import Accounts, read_weights
 from services.router.queue.admission import PLACEMENTS_PER_DRAIN_MAX, Queued
 from services.router.queue.drain_rate import DECAY_S, DrainRate
 from services.router.workers import reservations
@@ -399,3 +399,16 @@ def test_the_order_of_the_queue_does_not_depend_on_the_seed():
         return stage.served()
 
     assert order(1) == order(2)
+
+
+def test_an_idle_tenant_saves_up_no_service():
+    """A tenant whose first request comes late continues at the present virtual time: it is served next, and then takes turns."""
+    accounts = Accounts(weights={})
+    busy, late = accounts.of("busy"), accounts.of("late")
+    accounts.join(busy)
+    for _ in range(10):
+        accounts.serve(busy, 100.0)
+    accounts.join(late)
+    assert late.rank < busy.rank
+    accounts.serve(late, 100.0)
+    assert busy.rank < late.rank
