@@ -1,4 +1,4 @@
-"""Checks of values from requests. Each raises InvalidRequestError that names the field."""
+"""Checks of values from outside. `check_...` raise InvalidRequestError that names the field."""
 
 from array import array
 from collections.abc import Sequence
@@ -110,3 +110,8 @@ def _are_below(token_ids: Sequence[int], limit: int) -> bool:
 
         return int(np.maximum.reduce(np.frombuffer(token_ids, np.uint32))) < limit
     return max(token_ids) < limit and min(token_ids) >= 0
+
+
+def is_whole_number(text: str) -> bool:
+    """Returns whether a text has ASCII digits only, and at least one. `str.isdigit` also accepts "²", on which `int` fails."""
+    return text.isascii() and text.isdigit()

@@ -9,9 +9,6 @@ Prompts and tokens are never logged.
 import logging
 from typing import Any
 
-LINE_KEYS = frozenset({"time", "level", "service", "logger", "event", "trace_id", "span_id"})
-"""Keys of every line. Data under one of these names would be lost."""
-
 
 class EventLogger:
     """Logs events with data."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
+from kvmesh.checks import is_whole_number
 from kvmesh.cli.mesh_verdicts import (
     PairCheck,
     ServiceState,
@@ -116,9 +117,9 @@ class MeshDoctor:
 async def _service_state(instance: Instance) -> ServiceState:
     ports = [("gRPC", instance.port)]
     ports += [
-        (what, int(port))
+        (what, int(instance.meta[key]))
         for what, key in PORT_KEYS.items()
-        if (port := instance.meta.get(key, "")).isascii() and port.isdigit()
+        if is_whole_number(instance.meta.get(key, ""))
     ]
     problems = [await _port_problem(instance.host, port, what) for what, port in ports]
     return ServiceState(instance=instance, unreachable=[each for each in problems if each])

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import aiohttp
 from yarl import URL
 
+from kvmesh.checks import is_whole_number
 from kvmesh.clock import Clock
 from kvmesh.discovery import wire
 from kvmesh.discovery.retry import Backoff
@@ -95,7 +96,7 @@ class ConsulConnection:
         if response.status != 200:
             raise wire.failure(response.status, content.decode(errors="replace"))
         index = response.headers.get(_INDEX_HEADER, "")
-        return ConsulResponse(index=int(index) if index.isascii() and index.isdecimal() else 0, body=content)
+        return ConsulResponse(index=int(index) if is_whole_number(index) else 0, body=content)
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         limit = self._settings.answer_bytes_max

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvmesh.checks import is_whole_number
 from kvmesh.core import Handoff, ModelCard, Role
 from kvmesh.discovery.base import Instance
 from kvmesh.errors import UnsupportedError
@@ -76,4 +77,4 @@ def is_decoder(instance: Instance) -> bool:
 
 def _epoch(instance: Instance) -> int:
     text = instance.meta.get("epoch", "")
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if is_whole_number(text) else 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from kvmesh.checks import is_whole_number
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import DECODE, PREFILL, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
@@ -331,4 +332,4 @@ def _remote_name(word: str) -> str:
 
 
 def _integer(text: str | None, default: int) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else default
+    return int(text) if text is not None and is_whole_number(text) else default

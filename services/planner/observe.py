@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvmesh.checks import is_whole_number
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import Instance
 from kvmesh.network.names import host_port
@@ -94,11 +95,7 @@ class ScrapeSource:
 
     async def observe(self, instances: Sequence[Instance]) -> Observation:
         """Scrapes all instances. The first scrape gives gauges only, in a window of length 0."""
-        scraped = [
-            instance
-            for instance in instances
-            if (port := instance.meta.get("metrics_port", "")).isascii() and port.isdigit()
-        ]
+        scraped = [instance for instance in instances if is_whole_number(instance.meta.get("metrics_port", ""))]
         problems = [
             f"{instance.service} {instance.instance_id} has no metrics port"
             for instance in instances

@@ -59,7 +59,7 @@ READY_TIMEOUT_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The signal to a worker's engine process, and the queue that holds a request at that moment."""
+    """A fault: the signal that a worker's engine process gets while one of its queues holds a request."""
 
     service: str
     queue: str

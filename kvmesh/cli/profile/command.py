@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+from kvmesh.checks import is_whole_number
 from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshTarget, connect, run_command
 from kvmesh.cli.profile.measure import EngineMeter, FrontendLegs, Legs
 from kvmesh.cli.profile.page import page
@@ -106,7 +107,7 @@ async def _call_time(client: GrpcWorkerClient, address: str) -> float:
 
 def numbers(texts: Sequence[str], field: str) -> Sequence[int]:
     """In order. Raises InvalidRequestError that names the setting for anything but numbers above 0."""
-    if not texts or not all(text.isascii() and text.isdigit() and int(text) for text in texts):
+    if not texts or not all(is_whole_number(text) and int(text) for text in texts):
         raise InvalidRequestError(
             f"{field} must be a list of numbers above 0, such as 64,256, not {','.join(texts)}", field=field
         )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from kvmesh.checks import is_whole_number
 from kvmesh.core import KvHandle, KvReader, Leg, LegTask, Rendezvous, WorkerRef
 from kvmesh.errors import InternalError
 from services.frontend.pipeline.attempt_state import AttemptState
@@ -65,7 +66,7 @@ class LegFactory:
 def rendezvous_at(address: str, prefill: WorkerRef, *, room: int) -> Rendezvous:
     """Returns where the two legs of a choice meet. Raises InternalError for an address that is not host:port."""
     host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()):
+    if not host or not is_whole_number(port):
         raise InternalError(f"the router returned no rendezvous address for {prefill.worker_id}")
     return Rendezvous(
         host=host.strip("[]"), port=int(port), room=room, prefill_data_parallel_rank=prefill.data_parallel_rank

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvmesh.checks import is_whole_number
 from kvmesh.core import Ask, Handoff, Placement, Role, WorkerRef
 from kvmesh.discovery.base import LABEL_PREFIX
 from kvmesh.errors import OverloadedError, UnavailableError
@@ -127,7 +128,7 @@ def _ref(worker: Described) -> WorkerRef:
     return WorkerRef(
         worker_id=instance.instance_id,
         address=instance.address,
-        epoch=int(epoch) if epoch.isascii() and epoch.isdigit() else 0,
+        epoch=int(epoch) if is_whole_number(epoch) else 0,
     )
 
 

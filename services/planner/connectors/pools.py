@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvmesh.checks import is_whole_number
 from kvmesh.core import Role
 from kvmesh.core.planning import PoolTarget
 from kvmesh.errors import InvalidRequestError, NotFoundError
@@ -40,8 +41,7 @@ def _read(entry: str, field: str) -> ManagedPool:
     name, equals, unit = entry.partition("=")
     model, slash, role = name.rpartition("/")
     unit, colon, most = unit.partition(":")
-    is_limit = most.isascii() and most.isdigit()
-    if not (equals and slash and model and unit) or role not in ROLES or (colon and not is_limit):
+    if not (equals and slash and model and unit) or role not in ROLES or (colon and not is_whole_number(most)):
         raise InvalidRequestError(f"{entry!r} is not MODEL/ROLE=UNIT or MODEL/ROLE=UNIT:MAX", field=field)
     if unit.startswith("-"):
         raise InvalidRequestError(f"{entry!r}: a unit does not start with a dash", field=field)

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
 
+from kvmesh.checks import is_whole_number
 from kvmesh.clock import Clock
 from kvmesh.core import LoadRecord, Role
 from kvmesh.discovery.base import DECODE, LABEL_PREFIX, PREFILL, ROLE_SEQUENCE_KEY, Health, Instance, Registry, View
@@ -255,7 +256,7 @@ class FleetMembership:
 def role_sequence_of(instance: Instance) -> int:
     """Returns how often the worker has changed its role; 0 if the registry does not say."""
     text = instance.meta.get(ROLE_SEQUENCE_KEY, "")
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if is_whole_number(text) else 0
 
 
 def labels_of(instance: Instance) -> dict[str, str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from kvmesh.checks import is_whole_number
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.rpc.http_status import BODY_TOO_LARGE
 from services.frontend.api.http.request_bytes import send_continue
@@ -132,7 +133,7 @@ def _checked(form: Form, settings: BatchSettings) -> float | None:
     if form.anchor != "created_at":
         raise invalid_value("expires_after.anchor", wanted="created_at")
     text = form.ttl_text
-    if not (text.isascii() and text.isdigit() and len(text) < 12):
+    if not (is_whole_number(text) and len(text) < 12):
         raise invalid_value("expires_after.seconds", wanted="an integer")
     return check_ttl(int(text), settings, "expires_after.seconds")
 

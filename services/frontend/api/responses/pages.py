@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from kvmesh.checks import is_whole_number
 from kvmesh.errors import InvalidRequestError
 from services.frontend.api.request_body import invalid_value
 
@@ -32,7 +33,7 @@ def read_limit(query: Mapping[str, str], *, default: int = 20, limit_max: int = 
     text = query.get("limit")
     if text is None:
         return default
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= limit_max):
+    if not (is_whole_number(text) and len(text) < 10 and 1 <= int(text) <= limit_max):
         raise invalid_value("limit", wanted=f"an integer from 1 to {limit_max}")
     return int(text)
 
