@@ -33,10 +33,12 @@ class WarmUp:
     async def start(self) -> None:
         started_s = self._clock.now()
         handle: KvHandle | None = None
+        is_warm = False
         try:
             async with asyncio.timeout(WARM_UP_TIMEOUT_S):
                 handle = await self._run_leg()
                 await self._clear_cache()
+            is_warm = True
         except TimeoutError:
             _log.warning("warm_up_failed", reason="timed_out", detail=f"no answer within {WARM_UP_TIMEOUT_S:g} s")
         except MeshError as error:
@@ -44,7 +46,8 @@ class WarmUp:
         await self._checks.check_one()
         if handle is not None:
             await self._own_handoff.check(handle)
-        _log.info("worker_warmed_up", elapsed_s=round(self._clock.now() - started_s, 3))
+        if is_warm:
+            _log.info("worker_warmed_up", elapsed_s=round(self._clock.now() - started_s, 3))
 
     async def _run_leg(self) -> KvHandle | None:
         """Prefill workers make a handle, which is released; decode workers generate two tokens."""

@@ -267,6 +267,24 @@ def test_the_warm_up_leaves_no_leases(worker_id: str) -> None:
     run_scenario(MeshShape(prefill=1, decode=1), scenario)
 
 
+def test_a_failed_warm_up_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """The warm-up's request fails because the worker drains. The worker serves nevertheless, and the log does not say that it is warm."""
+
+    async def scenario(mesh: ScriptedMesh) -> None:
+        worker = decode_of(mesh)
+        part = WarmUp(
+            worker=worker.worker, checks=worker.checks, own_handoff=worker.own_handoff, clock=mesh.world.clock
+        )
+        for is_draining, expected in ((False, "worker_warmed_up"), (True, "warm_up_failed")):
+            worker.worker.set_draining(is_draining)
+            caplog.clear()
+            await part.start()
+            assert [each.message for each in caplog.records if "warm" in each.message] == [expected]
+
+    with caplog.at_level(logging.INFO):
+        run_scenario(MeshShape(prefill=1, decode=1), scenario)
+
+
 def test_a_prefill_worker_is_checked_before_it_registers(caplog: pytest.LogCaptureFixture) -> None:
     """During the warm-up a decode worker pulls from the new prefill worker. The log names the failure and the decode worker. A decode worker
     that does not answer delays the start by a few seconds only."""
