@@ -103,12 +103,12 @@ async def test_the_cost_of_a_long_schema_is_not_estimated_on_the_event_loop(
     monkeypatch.setattr(constraint_costs, "_estimate", estimated)
     async with frontend(model) as rig, grpc.aio.insecure_channel(rig.rpc_address) as channel:
         stub = InferenceServiceStub(channel)
-        for request in (
-            stub.Generate(pb.GenerateRequest(model="tiny", text="Hi", options=options)),
-            stub.Chat(pb.ChatRequest(model="tiny", messages=[USER_MESSAGE], options=options)),
+        for call, request in (
+            (stub.Generate, pb.GenerateRequest(model="tiny", text="Hi", options=options)),
+            (stub.Chat, pb.ChatRequest(model="tiny", messages=[USER_MESSAGE], options=options)),
         ):
             constraint_costs._verdicts.clear()
-            assert await request.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert await call(request).code() is grpc.StatusCode.INVALID_ARGUMENT
     assert len(threads) == 2
     assert threading.current_thread() not in threads
 

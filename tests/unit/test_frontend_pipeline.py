@@ -474,9 +474,9 @@ def test_a_lost_request_waits_until_a_worker_can_take_it(
 
 
 def test_a_denied_request_does_not_wait_for_workers(mesh: FakeMesh, model: ServedModel) -> None:
-    """If Consul's intentions deny the frontend's calls, the request ends immediately instead of waiting for a worker that can take it."""
-    denied = LostError("denied", reason=INTENTION_DENIED)
-    mesh.faults = Faults(legs=[(5, denied)])
+    """If Consul's intentions deny the frontend's calls, a running request ends immediately instead of waiting for a worker that can take it.
+    Its client gets the same error as that of a new request, not the error of a lost worker."""
+    mesh.faults = Faults(legs=[(5, LostError("denied", reason=INTENTION_DENIED))])
     placed, refused_at_s = mesh.place, list[float]()
 
     async def refuse(ask: Any, *, timeout_s: float) -> Any:
@@ -487,7 +487,7 @@ def test_a_denied_request_does_not_wait_for_workers(mesh: FakeMesh, model: Serve
 
     mesh.place = refuse  # type: ignore[method-assign]
     _, answer = run(mesh, model, a_request())
-    assert answer is denied
+    assert isinstance(answer, UnavailableError) and answer.reason == INTENTION_DENIED
     # The second attempt may use workers that failed before.
     assert len(refused_at_s) == 2 and refused_at_s[0] == refused_at_s[1]
 

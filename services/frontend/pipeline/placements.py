@@ -122,6 +122,9 @@ class RequestPlacements:
 
         `has_progress`: the placement generated a token. `is_prefill`: the failed worker is the prefill worker.
         """
+        if error.reason == INTENTION_DENIED:
+            # Running legs end as lost, but no worker failed: clients get 503, whenever the permission ends.
+            error = UnavailableError(error.message, reason=error.reason, where=error.where)
         if has_progress:
             self._pins = {}
         elif self._pins and isinstance(error, LostError | UnavailableError):
