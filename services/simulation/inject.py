@@ -1,6 +1,7 @@
 """Carries out the faults of a schedule on a mesh."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -37,8 +38,7 @@ class Injector:
     def __init__(self, mesh: SimulatedMesh) -> None:
         self._mesh = mesh
         self.breaks: list[Break] = []
-        self._cuts: dict[tuple[str, str], int] = {}
-        self._away = 0
+        self._active = Counter[tuple[object, ...]]()
         self._kinds: dict[str, Callable[[TimedFault], Awaitable[None]]] = {
             "kill": self._kill, "lose-engine": self._lose_engine, "restart": self._restart, "rolling-restart": self._rolling,
             "drain": self._drain, "change-role": self._change_role, "refuse": self._refuse, "stall": self._stall,
@@ -67,6 +67,13 @@ class Injector:
 
     async def _wait(self, duration_s: float) -> None:
         await self._mesh.world.clock.sleep(duration_s)
+
+    async def _wait_to_heal(self, duration_s: float, *fault: object) -> bool:
+        """Waits until a fault ends. Returns False if another one of the same name is active then: the last one that ends heals."""
+        self._active[fault] += 1
+        await self._wait(duration_s)
+        self._active[fault] -= 1
+        return not self._active[fault]
 
     def _broke(self, name: str, began_s: float, *, is_end: bool = False) -> None:
         self.breaks.append(Break(name=name, began_s=began_s, ended_s=self._mesh.now_s, is_end=is_end))
@@ -199,8 +206,8 @@ class Injector:
         worker = self._running(fault.target)
         if worker is not None:
             worker.engine.inject(Refuse(fraction=fault.amount))
-            await self._wait(fault.duration_s)
-            worker.engine.inject(Refuse(fraction=0.0))
+            if await self._wait_to_heal(fault.duration_s, "refuse", worker):
+                worker.engine.inject(Refuse(fraction=0.0))
 
     async def _stall(self, fault: TimedFault) -> None:
         if (worker := self._running(fault.target)) is not None:
@@ -210,8 +217,8 @@ class Injector:
         worker = self._running(fault.target)
         if worker is not None:
             worker.engine.inject(Slow(factor=fault.amount))
-            await self._wait(fault.duration_s)
-            worker.engine.inject(Slow(factor=1.0))
+            if await self._wait_to_heal(fault.duration_s, "slow-steps", worker):
+                worker.engine.inject(Slow(factor=1.0))
 
     async def _lose_kv(self, fault: TimedFault) -> None:
         if (worker := self._running(fault.target)) is not None:
@@ -241,16 +248,13 @@ class Injector:
         self._broke(fault.target, began_s)
 
     async def _cut_off(self, ends: list[tuple[str, str]], duration_s: float) -> None:
-        """Several cuts may overlap: the last one that ends heals."""
-        network = self._mesh.world.network
-        for name, client in ends:
-            self._cuts[(name, client)] = self._cuts.get((name, client), 0) + 1
-            network.partition(self._mesh.address_of(name), client=None if client == EVERYBODY else client)
-        await self._wait(duration_s)
-        for name, client in ends:
-            self._cuts[(name, client)] -= 1
-            if not self._cuts[(name, client)]:
-                network.heal(self._mesh.address_of(name), client=None if client == EVERYBODY else client)
+        await asyncio.gather(*(self._cut_one(name, client, duration_s) for name, client in ends))
+
+    async def _cut_one(self, name: str, client: str, duration_s: float) -> None:
+        network, only = self._mesh.world.network, None if client == EVERYBODY else client
+        network.partition(self._mesh.address_of(name), client=only)
+        if await self._wait_to_heal(duration_s, "cut", name, client):
+            network.heal(self._mesh.address_of(name), client=only)
 
     async def _reset(self, fault: TimedFault) -> None:
         self._mesh.world.network.reset(self._mesh.address_of(fault.target))
@@ -259,24 +263,24 @@ class Injector:
     async def _slow_link(self, fault: TimedFault) -> None:
         address = self._mesh.address_of(fault.target)
         self._mesh.world.network.slow(address, fault.amount)
-        await self._wait(fault.duration_s)
-        self._mesh.world.network.slow(address, 0.0)
+        if await self._wait_to_heal(fault.duration_s, "slow-link", address):
+            self._mesh.world.network.slow(address, 0.0)
 
     async def _fail_pulls(self, fault: TimedFault) -> None:
         self._mesh.world.kv_network.fails_pulls = True
-        await self._wait(fault.duration_s)
-        self._mesh.world.kv_network.fails_pulls = False
+        if await self._wait_to_heal(fault.duration_s, "fail-pulls"):
+            self._mesh.world.kv_network.fails_pulls = False
 
     async def _hang_pulls(self, fault: TimedFault) -> None:
         self._mesh.world.kv_network.hangs_pulls = True
-        await self._wait(fault.duration_s)
-        self._mesh.world.kv_network.hangs_pulls = False
+        if await self._wait_to_heal(fault.duration_s, "hang-pulls"):
+            self._mesh.world.kv_network.hangs_pulls = False
 
     async def _slow_kv(self, fault: TimedFault) -> None:
         network = self._mesh.world.kv_network
         network.bandwidth = self._mesh.shape.latencies.kv_bytes_per_s / SLOW_KV_FACTOR
-        await self._wait(fault.duration_s)
-        network.bandwidth = self._mesh.shape.latencies.kv_bytes_per_s
+        if await self._wait_to_heal(fault.duration_s, "slow-kv"):
+            network.bandwidth = self._mesh.shape.latencies.kv_bytes_per_s
 
     # Registry, leader, clocks
 
@@ -287,16 +291,14 @@ class Injector:
         if registry is None:
             return
         registry.set_reachable(False)
-        await self._wait(fault.duration_s)
-        if candidate is not None or (worker is not None and self._is_same(worker)):
+        is_last = await self._wait_to_heal(fault.duration_s, "lose-registry", registry)
+        if is_last and (candidate is not None or (worker is not None and self._is_same(worker))):
             registry.set_reachable(True)
 
     async def _registry_away(self, fault: TimedFault) -> None:
-        self._away += 1
         self._mesh.world.agent.set_away(True)
-        await self._wait(fault.duration_s)
-        self._away -= 1
-        self._mesh.world.agent.set_away(self._away > 0)
+        if await self._wait_to_heal(fault.duration_s, "registry-away"):
+            self._mesh.world.agent.set_away(False)
 
     async def _registry_empty(self, fault: TimedFault) -> None:
         """Away, and without its state afterwards."""

@@ -145,6 +145,24 @@ def test_every_drawn_fault_can_be_injected() -> None:
     assert kinds == run_virtual(known())
 
 
+def test_overlapping_faults_of_one_kind_end_with_the_last() -> None:
+    """The first fault that ends does not end another one of its kind."""
+
+    async def failing() -> list[bool]:
+        mesh = SimulatedMesh(1, shape_of(Topology()))
+        spans = ((0.0, 2.0), (1.0, 4.0))
+        faults = tuple(TimedFault(at_s=at_s, kind="fail-pulls", duration_s=end_s - at_s) for at_s, end_s in spans)
+        injecting = asyncio.create_task(Injector(mesh).run(faults))
+        seen = []
+        for pause_s in (0.5, 1.0, 1.0, 1.0, 1.0):
+            await mesh.world.clock.sleep(pause_s)
+            seen.append(mesh.world.kv_network.fails_pulls)
+        await injecting
+        return seen
+
+    assert run_virtual(failing()) == [True, True, True, True, False]
+
+
 def test_one_worker_of_each_pool_is_exempt_from_faults() -> None:
     """So every request can be answered, and a request that fails is a defect."""
     taking = {"kill", "lose-engine", "partition", "restart", "drain", "refuse", "change-role", "cut", "reset", "pause"}
