@@ -134,5 +134,24 @@ def test_a_run_of_invalid_bytes_is_not_held_back() -> None:
     assert sum(len(piece) for piece in pieces) >= 24
 
 
+def test_a_run_of_tokens_without_text_costs_the_same_for_each() -> None:
+    """Ids beyond the vocabulary have no text. However long a run of them is, each decodes a bounded number of tokens, and the text after the
+    run keeps its space."""
+    tokenizer, decoded = byte_fallback(), list[int]()
+
+    class Counting:
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+            decoded.append(len(token_ids))
+            return str(tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    detokeniser = WindowDetokeniser(Counting())  # type: ignore[arg-type]
+    hello, world = tokenizer.encode("hello", add_special_tokens=False).ids, tokenizer.encode("world").ids
+    before = detokeniser.push(hello)
+    assert {detokeniser.push([100_000]) for _ in range(1000)} == {""}
+    after = detokeniser.push(world) + detokeniser.flush()
+    assert before + after == tokenizer.decode(hello + world)
+    assert max(decoded) < 100
+
+
 def test_byte_level_tokenizers_use_the_fast_detokeniser() -> None:
     assert isinstance(Detokenisers(byte_level()).detokeniser(skip_special_tokens=True), ByteDetokeniser)

@@ -13,6 +13,8 @@ from tokenizers import Tokenizer, decoders
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 WINDOW_HELD_TOKENS_MAX = 8
 """A character has at most four bytes, one per token. One that is incomplete after twice as many tokens is broken."""
+WINDOW_EMPTY_TOKENS_MAX = 64
+"""Tokens without text that are decoded again with each token that follows. Without a limit a token would cost more, the longer the run."""
 
 
 class Detokeniser(Protocol):
@@ -157,6 +159,8 @@ class WindowDetokeniser:
         if piece:
             self._window, self._held = self._held, []
             self._window_text = self._decode(self._window)
+        else:
+            del self._held[:-WINDOW_EMPTY_TOKENS_MAX]
         return piece
 
     def _decode(self, token_ids: list[int]) -> str:
