@@ -22,7 +22,8 @@ RANK_BYTES = 4
 INTERVAL_S = 1.0
 SILENCE_S = 10.0
 """Threads of a process that loads a model get no time for seconds."""
-HANDSHAKE_S = 2.0
+HANDSHAKE_S = 5.0
+"""Of a whole handshake, so that a stranger who sends a byte from time to time does not keep the leader from its machines."""
 RETRY_S = 0.2
 UNKEYED = bytes(32)
 """The key in a mesh without a secret."""
@@ -130,12 +131,13 @@ class NodeWatch:
 
 def greet(secret: MeshSecret, connection: socket.socket) -> int:
     """Returns the leader's side of the handshake: the number of the machine. ValueError: the other side does not know the secret."""
+    ends_s = time.monotonic() + HANDSHAKE_S
     connection.settimeout(HANDSHAKE_S)
     mine = os.urandom(NONCE_BYTES)
     connection.sendall(mine)
-    theirs, rank = _receive(connection, NONCE_BYTES), _receive(connection, RANK_BYTES)
+    theirs, rank = _receive(connection, NONCE_BYTES, ends_s), _receive(connection, RANK_BYTES, ends_s)
     # The side's name is a part of the tag, so a side cannot be answered with its own tag. Both nonces make old tags useless.
-    if not secret.is_tag(_receive(connection, TAG_BYTES), PURPOSE, (b"follower", mine, theirs, rank)):
+    if not secret.is_tag(_receive(connection, TAG_BYTES, ends_s), PURPOSE, (b"follower", mine, theirs, rank)):
         raise ValueError("the other machine does not know the mesh's secret")
     connection.sendall(secret.tag(PURPOSE, (b"leader", mine, theirs, rank)))
     return int.from_bytes(rank)
@@ -143,11 +145,12 @@ def greet(secret: MeshSecret, connection: socket.socket) -> int:
 
 def introduce(secret: MeshSecret, connection: socket.socket, node_rank: int) -> None:
     """The other side of `greet`. ValueError: the leader does not know the secret."""
+    ends_s = time.monotonic() + HANDSHAKE_S
     connection.settimeout(HANDSHAKE_S)
     mine, rank = os.urandom(NONCE_BYTES), node_rank.to_bytes(RANK_BYTES)
-    theirs = _receive(connection, NONCE_BYTES)
+    theirs = _receive(connection, NONCE_BYTES, ends_s)
     connection.sendall(mine + rank + secret.tag(PURPOSE, (b"follower", theirs, mine, rank)))
-    if not secret.is_tag(_receive(connection, TAG_BYTES), PURPOSE, (b"leader", theirs, mine, rank)):
+    if not secret.is_tag(_receive(connection, TAG_BYTES, ends_s), PURPOSE, (b"leader", theirs, mine, rank)):
         raise ValueError("the leader does not know the mesh's secret")
 
 
@@ -178,9 +181,14 @@ def _expect(connection: socket.socket, name: str, end: End) -> None:
         end(f"{name} is gone: {error}")
 
 
-def _receive(connection: socket.socket, count: int) -> bytes:
+def _receive(connection: socket.socket, count: int, ends_s: float) -> bytes:
+    """Raises TimeoutError at `ends_s` of the monotonic clock, and ConnectionError at the end of the stream."""
     received = b""
     while len(received) < count:
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the handshake did not end in time")
+        connection.settimeout(left_s)
         if not (data := connection.recv(count - len(received))):
             raise ConnectionError("the connection was closed")
         received += data

@@ -64,6 +64,31 @@ def test_a_machine_without_the_secret_is_refused_on_both_sides() -> None:
         end.close()
 
 
+@pytest.mark.parametrize("shake_hands", [lambda end: greet(SECRET, end), lambda end: introduce(SECRET, end, 1)])
+def test_a_handshake_ends_though_bytes_keep_coming(
+    shake_hands: Callable[[socket.socket], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte arrives within the limit of the handshake, which applies to all of them together."""
+    monkeypatch.setattr(node_watch, "HANDSHAKE_S", 0.2)
+    mine, theirs = socket.socketpair()
+    has_ended = threading.Event()
+
+    def drip() -> None:
+        while not has_ended.wait(0.05):
+            theirs.send(b".")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        with pytest.raises(TimeoutError):
+            shake_hands(mine)
+    finally:
+        has_ended.set()
+        dripping.join(PATIENCE_S)
+    mine.close()
+    theirs.close()
+
+
 def test_a_machine_ends_when_the_other_side_closes() -> None:
     mine, theirs = socket.socketpair()
     reasons: queue.Queue[str] = queue.Queue()
