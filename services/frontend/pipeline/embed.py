@@ -129,8 +129,9 @@ class Embedder:
             deadline_s=deadline_s,
         )
         while True:
-            placed = await placements.place()
+            # Before the placement, which only `_run_placed` settles.
             legs = _legs(request, model, inputs, placement_number=placements.number)
+            placed = await placements.place()
             try:
                 return await self._run_placed(placed, legs, deadline_s)
             except RETRIABLE as error:
