@@ -190,7 +190,11 @@ def _running() -> Sequence[MeshState]:
     if own is not None:
         files = [own]
     else:
-        files = list(state_dir().glob(f"*/{STATE_FILE}")) if _is_private(state_dir()) else []
+        files = []
+        # The last mesh that ends removes the folder at any time. `Path.glob` raises FileNotFoundError then.
+        with suppress(FileNotFoundError):
+            if _is_private(state_dir()):
+                files = [state_dir() / name / STATE_FILE for name in os.listdir(state_dir())]
     found = [state for path in files if (state := _read(path)) is not None]
     return sorted(found, key=lambda state: state.name)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,21 @@ def test_a_killed_mesh_leaves_nothing(tmp_path: Path, argv: list[str]) -> None:
     assert not any((tmp_path / "tmp").iterdir())
     process.stdin.close()
     process.stdout.close()
+
+
+def test_the_last_mesh_ends_while_meshes_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that cleans up removes the state directory after this one has checked its owner. No mesh is listed then."""
+    state_dir().mkdir()
+    for name in ("listdir", "scandir"):
+        read = getattr(os, name)
+
+        def remove_first(path: str, read: Any = read) -> Any:
+            Path(path).rmdir()
+            return read(path)
+
+        monkeypatch.setattr(os, name, remove_first)
+    assert not running_meshes()
+    assert not state_dir().exists()
 
 
 def test_a_failure_to_create_the_run_directory_leaves_nothing(tmp_path: Path) -> None:
