@@ -73,10 +73,7 @@ class NodeWatch:
         """Ends the connections, and with them the engine on the other machines. `end` is not called afterwards."""
         self._is_closed = True
         for each in self._sockets:
-            # A thread that waits for the socket returns only from a shutdown.
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+            _close(each)
 
     def _lead(self, secret: MeshSecret) -> None:
         host, port = watch_address(self._address)
@@ -122,11 +119,22 @@ class NodeWatch:
 
     def _watch(self, connection: socket.socket, name: str) -> None:
         self._sockets.append(connection)
-        watch(connection, name, self._lost)
+        if self._is_closed:
+            # `close` in another thread may have ended before the append.
+            _close(connection)
+        else:
+            watch(connection, name, self._lost)
 
     def _lost(self, reason: str) -> None:
         if not self._is_closed:
             self._end(reason)
+
+
+def _close(connection: socket.socket) -> None:
+    # A thread that waits for the socket returns only from a shutdown.
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def greet(secret: MeshSecret, connection: socket.socket) -> int:

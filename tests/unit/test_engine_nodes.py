@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvmesh.engines import node_watch
-from kvmesh.engines.node_watch import INTERVAL_S, NodeWatch, greet, introduce, watch
+from kvmesh.engines.node_watch import NodeWatch, greet, introduce, watch
 from kvmesh.engines.nodes import watch_address
 from kvmesh.engines.sglang.host import environment
 from kvmesh.engines.sglang.host.environment import core_groups
@@ -25,6 +25,11 @@ from tests.servers import adjacent_free_ports
 VALID: dict[str, Any] = {"model": "any", "nodes": 2, "tensor_parallel_size": 2, "nodes_address": "host:6000"}
 VLLM: dict[str, Any] = {**VALID, "has_kv_transfer": False}
 SECRET, OTHER = MeshSecret(b"s" * 32), MeshSecret(b"o" * 32)
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_watch, "HANDSHAKE_S", PATIENCE_S)
 
 
 def meet(leader: MeshSecret, follower: MeshSecret, rank: int) -> tuple[list[Any], tuple[socket.socket, socket.socket]]:
@@ -96,24 +101,32 @@ def test_a_machine_ends_when_the_other_side_closes() -> None:
     assert theirs.recv(1) == b"."
     theirs.close()
     assert reasons.get(timeout=PATIENCE_S).startswith("machine 1 ")
+    mine.close()
 
 
 def test_a_machine_ends_when_the_other_side_is_silent() -> None:
     mine, theirs = socket.socketpair()
     reasons: queue.Queue[str] = queue.Queue()
-    watch(mine, "machine 1", reasons.put, silence_s=2 * INTERVAL_S)
+    watch(mine, "machine 1", reasons.put, silence_s=0.1)
     assert reasons.get(timeout=PATIENCE_S) == "machine 1 is silent"
     theirs.close()
     mine.close()
 
 
-def test_machines_that_watch_each_other_keep_running() -> None:
+def test_machines_send_bytes_to_each_other_until_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each machine sends a byte per interval. A machine is not silent while its bytes arrive."""
+    monkeypatch.setattr(node_watch, "INTERVAL_S", 0.01)
     mine, theirs = socket.socketpair()
+    theirs.settimeout(PATIENCE_S)
     reasons: queue.Queue[str] = queue.Queue()
-    watch(mine, "machine 1", reasons.put, silence_s=2 * INTERVAL_S)
-    watch(theirs, "the leader", reasons.put, silence_s=2 * INTERVAL_S)
-    with pytest.raises(queue.Empty):
-        reasons.get(timeout=3 * INTERVAL_S)
+    watch(mine, "machine 1", reasons.put, silence_s=PATIENCE_S)
+    for _ in range(3):
+        assert theirs.recv(1) == b"."
+        theirs.sendall(b".")
+    assert reasons.empty()
+    mine.settimeout(0.01)
+    theirs.sendall(b".")  # Ends the wait that began with the longer timeout.
+    assert reasons.get(timeout=PATIENCE_S) == "machine 1 is silent"
     mine.close()
     theirs.close()
 
@@ -227,6 +240,29 @@ def test_vllm_refuses_arguments_that_kvmesh_sets() -> None:
 )
 def test_cores_are_divided_among_ranks(cores: list[int], ranks: int, groups: str) -> None:
     assert core_groups(cores, ranks) == groups
+
+
+def test_a_machine_that_connects_during_the_close_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handshake with a machine ends just after the leader has closed its other connections."""
+    mine, theirs = socket.socketpair()
+    leader = watch_of(0, 1, lambda _: None)
+    connections = [mine]
+
+    class Listener:
+        def accept(self) -> tuple[socket.socket, Any]:
+            if connections:
+                return connections.pop(), None
+            raise OSError(errno.EBADF, "closed")
+
+    def greet_late(secret: MeshSecret, connection: socket.socket) -> int:
+        leader.close()
+        return 1
+
+    monkeypatch.setattr(node_watch, "greet", greet_late)
+    leader._accept(SECRET, Listener())  # type: ignore[arg-type]
+    theirs.settimeout(PATIENCE_S)
+    assert theirs.recv(1) == b""
+    theirs.close()
 
 
 class FullSocket:
