@@ -35,6 +35,7 @@ from bench.target import LoadRequest, LoadResult
 from kvmesh.core.whatif import RecordedRequest
 from kvmesh.errors import MeshError
 from services.whatif.traces import MOONCAKE_BLOCK_TOKENS, load_trace
+from tests.patience import PATIENCE_S
 from tests.worker_rig import running_worker, wait_until
 
 MOONCAKE = [
@@ -175,10 +176,11 @@ def test_a_generated_trace_has_the_marginals_it_claims() -> None:
 
 
 class CountingTarget:
-    """Answers each request after a fixed time and records the number of requests in flight."""
+    """Answers no request before `answers_from` of them are in flight, and records the number of requests in flight."""
 
-    def __init__(self, answer_s: float) -> None:
-        self._answer_s = answer_s
+    def __init__(self, answers_from: int) -> None:
+        self._answers_from = answers_from
+        self._answers = asyncio.Event()
         self.in_flight = self.most = 0
         self.intended_at_s: list[float] = []
 
@@ -186,7 +188,11 @@ class CountingTarget:
         self.intended_at_s.append(intended_at_s)
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
-        await asyncio.sleep(self._answer_s)
+        if self.in_flight >= self._answers_from:
+            self._answers.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await self._answers.wait()
+        await asyncio.sleep(0.001)
         self.in_flight -= 1
         return LoadResult(output_tokens=1)
 
@@ -196,7 +202,7 @@ class CountingTarget:
 
 async def test_a_closed_loop_keeps_its_number_in_flight() -> None:
     """The loop sends each request once and keeps exactly seven in flight."""
-    target = CountingTarget(0.001)
+    target = CountingTarget(7)
     results = await closed_loop(target, _requests(50), concurrency=7)
     assert len(results) == 50
     assert target.most == 7
@@ -204,7 +210,7 @@ async def test_a_closed_loop_keeps_its_number_in_flight() -> None:
 
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
     """The loop sends requests at their due times while none is answered yet. Latencies count from the due times."""
-    target = CountingTarget(0.2)
+    target = CountingTarget(40)
     timed = ((request, 0.001 * i) for i, request in enumerate(_requests(40)))
     results = await open_loop(target, arrive(timed))
     assert len(results) == 40
@@ -383,7 +389,9 @@ SERVER = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path(sys.argv[1]).touch()))
 print("up", flush=True)
-time.sleep(60)
+# In short steps, because a signal that arrives just before a sleep does not interrupt it.
+while True:
+    time.sleep(0.1)
 """
 KILLED = """
 import os, signal, subprocess, sys

@@ -50,7 +50,7 @@ async def stop():
     child = start("a", "sleep", "0")
     while not (folder / "a").exists() or "sleep" not in (folder / "a").read_text():
         await asyncio.sleep(0.01)
-    await child.stop(5)
+    await child.stop(600)
     print(child.status)
 
 print(*(each.pid for each in forked.values()), flush=True)

@@ -8,7 +8,22 @@ import pytest
 from aiohttp import web
 from huggingface_hub import constants
 
+from kvmesh.cli import start_checks
 from kvmesh.cli.start_checks import consul_problem, engine_problem, hub_problem, is_hub_name, port_problems
+from tests.patience import PATIENCE_S
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_checks, "HUB_TIMEOUT_S", PATIENCE_S)
+
+
+@pytest.fixture
+def refusing() -> Iterator[int]:
+    """A port of this process that refuses connections. No other process can listen on it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 @pytest.fixture
@@ -43,10 +58,10 @@ def test_a_missing_engine_is_reported_with_its_install_command(monkeypatch: pyte
     assert engine_problem("vllm") == ""
 
 
-async def test_an_unreachable_consul_is_reported_once(unused_tcp_port: int) -> None:
+async def test_an_unreachable_consul_is_reported_once(refusing: int) -> None:
     """The first failure is reported immediately with the address and the cause, and so is the final one."""
     lines: list[str] = []
-    address = f"127.0.0.1:{unused_tcp_port}"
+    address = f"127.0.0.1:{refusing}"
     problem = await consul_problem(address, say=lines.append, limit_s=0.0)
     assert problem == f"the Consul agent at {address} did not answer for 0 s: Connection refused; see --consul"
     assert lines == [f"the Consul agent at {address} cannot be reached: Connection refused; retrying for 0 s"]
@@ -85,6 +100,7 @@ async def test_a_consul_that_answers_passes_the_check(server: str) -> None:
 async def test_models_on_the_hub_are_checked(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output says that the model is downloaded. The errors say that the hub lacks the model or is unreachable, and how to download it."""
     monkeypatch.setattr(constants, "ENDPOINT", server)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     lines: list[str] = []
     assert await hub_problem("org/good", say=lines.append) == ""
     assert lines[0].startswith(f"org/good is a name on the Hugging Face hub, {server}; workers download it to ")

@@ -218,10 +218,11 @@ async def generated(served: Served, settings: ClientSettings, is_blocking: bool)
 @pytest.mark.parametrize("is_blocking", [False, True])
 async def test_retries_are_bounded(served: Served, is_blocking: bool) -> None:
     """The number of attempts, the longest pause and the deadline limit retries. An error of the request itself is not retried."""
+    hasty = ClientSettings(retry=RetryPolicy(pause_s_max=10 * PATIENCE_S), timeout_s=PATIENCE_S)
     cases: list[tuple[list[MeshError], type[MeshError], ClientSettings, int]] = [
         ([OverloadedError("full", retry_after_s=0.01)] * 5, OverloadedError, QUICK, 3),
         ([OverloadedError("full", retry_after_s=60.0)] * 5, OverloadedError, QUICK, 1),
-        ([UnavailableError("none", retry_after_s=3.0)] * 5, UnavailableError, ClientSettings(timeout_s=1.0), 1),
+        ([UnavailableError("none", retry_after_s=2 * PATIENCE_S)] * 5, UnavailableError, hasty, 1),
         ([NotFoundError("gone")] * 5, NotFoundError, QUICK, 1),
     ]
     for faults, kind, settings, tries in cases:
@@ -261,7 +262,7 @@ async def until_idle(served: Served) -> None:
 async def test_streams_can_be_closed_and_cancelled(served: Served) -> None:
     """Closing a stream stops the request on the workers. So does cancelling it from another task or thread."""
     served.mesh.answer = lambda _: [50] * 400
-    served.mesh.step_s = 0.005
+    served.mesh.step_s = 0.05  # An answer takes 20 s, much longer than a thread of the test may wait for CPU time.
     sampling = SamplingParams(max_tokens=400)
     async with connect(served) as client:
         async with client.generate_stream("tiny", "x", sampling=sampling) as stream:
@@ -354,7 +355,7 @@ async def test_deadlines(served: Served) -> None:
 
 async def test_an_unreachable_server() -> None:
     """A call to an unreachable server fails with UnavailableError after a bounded number of attempts."""
-    settings = ClientSettings(retry=RetryPolicy(attempts_max=2, pause_s=0.01), timeout_s=5.0)
+    settings = ClientSettings(retry=RetryPolicy(attempts_max=2, pause_s=0.01), timeout_s=PATIENCE_S)
     async with AsyncClient("127.0.0.1:1", settings) as client:
         with pytest.raises(UnavailableError):
             await client.models()
@@ -381,5 +382,5 @@ async def test_keys_and_encryption(model: ServedModel, tmp_path: Path) -> None:
                 await client.tokenize("tiny", "x")
         assert await blocking(served, lambda other: other.models(), settings) == []
         with pytest.raises(UnavailableError):
-            async with connect(served, ClientSettings(uses_tls=True, retry=retry, timeout_s=3)) as client:
+            async with connect(served, ClientSettings(uses_tls=True, retry=retry, timeout_s=PATIENCE_S)) as client:
                 await client.models()

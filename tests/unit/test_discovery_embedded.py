@@ -21,6 +21,7 @@ from kvmesh.errors import NotFoundError
 from tests.conformance.health_server import HealthServer
 from tests.conformance.manual_clock import ManualClock
 from tests.patience import PATIENCE_S
+from tests.worker_rig import wait_until
 
 Start = Callable[..., Any]
 
@@ -46,6 +47,11 @@ async def client(stack: AsyncExitStack, agent: EmbeddedAgent) -> ConsulRegistry:
     registry = ConsulRegistry(DiscoverySettings(address=agent.address, watch_interval_min_s=0.0))
     stack.push_async_callback(registry.aclose)
     return registry
+
+
+async def wait_queries(agent: EmbeddedAgent, count: int) -> None:
+    """Waits until `count` blocking queries wait in the agent."""
+    await wait_until(lambda: agent.queries.waiting == count, f"{count} queries wait")
 
 
 MINE = Registration(service="svc", instance_id="one", host="127.0.0.1", port=1, ttl_s=6.0, check_interval_s=600.0)
@@ -109,9 +115,7 @@ async def test_a_blocking_query_waits_for_a_newer_index(stack: AsyncExitStack) -
         assert answer.status == 200
     waiting = asyncio.ensure_future(web.get(f"/v1/health/service/svc?index={index}&wait=600s"))
     names = asyncio.ensure_future(web.get(f"/v1/catalog/services?index={index}&wait=600s"))
-    async with asyncio.timeout(PATIENCE_S):
-        while agent.queries.waiting < 2:
-            await asyncio.sleep(0.01)
+    await wait_queries(agent, 2)
     await registry.register(MINE)
     assert [entry["Service"]["ID"] for entry in await (await waiting).json()] == ["one"]
     assert await (await names).json() == {"svc": []}
@@ -125,14 +129,10 @@ async def test_a_disconnected_client_ends_its_query(stack: AsyncExitStack) -> No
         async with web.get("/v1/health/service/svc") as answer:
             index = answer.headers["X-Consul-Index"]
         waiting = asyncio.ensure_future(web.get(f"/v1/health/service/svc?index={index}"))
-        async with asyncio.timeout(PATIENCE_S):
-            while agent.queries.waiting < 1:
-                await asyncio.sleep(0.01)
+        await wait_queries(agent, 1)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    async with asyncio.timeout(PATIENCE_S):
-        while agent.queries.waiting:
-            await asyncio.sleep(0.01)
+    await wait_queries(agent, 0)
 
 
 async def test_closing_ends_blocking_queries_and_tasks(stack: AsyncExitStack) -> None:
@@ -145,15 +145,14 @@ async def test_closing_ends_blocking_queries_and_tasks(stack: AsyncExitStack) ->
     views = registry.watch("svc")
     await anext(views)
     following = asyncio.ensure_future(anext(views))
-    await asyncio.sleep(0.1)
+    await wait_queries(agent, 1)
     async with asyncio.timeout(PATIENCE_S):
         await agent.aclose()
         await agent.aclose()
         assert (await following).is_stale
     await views.aclose()
     await registry.aclose()
-    await asyncio.sleep(0.05)
-    assert asyncio.all_tasks() - before == set()
+    await wait_until(lambda: asyncio.all_tasks() <= before, "the agent's tasks end")
 
 
 BAD_BODIES = [
@@ -249,7 +248,7 @@ async def test_services_keys_sessions_and_watches_are_limited(stack: AsyncExitSt
     async with web.get("/v1/catalog/services") as answer:
         index = int(answer.headers["X-Consul-Index"])
     waiting = asyncio.ensure_future(web.get(f"/v1/catalog/services?index={index}"))
-    await asyncio.sleep(0.1)
+    await wait_queries(agent, 1)
     async with web.get(f"/v1/catalog/services?index={index}") as answer:
         assert answer.status == 429
     async with web.get("/v1/catalog/services") as answer:

@@ -1,6 +1,5 @@
 """The registry client over TLS: verification, client certificates, and error messages."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from kvmesh.identity.credentials import make_credentials
 from kvmesh.identity.roles import MeshRole
 from tests.certificates import Authority
 from tests.conformance.health_server import HealthServer
+from tests.worker_rig import wait_until
 
 
 @pytest.fixture
@@ -118,12 +118,9 @@ async def test_grpc_check_over_mesh_tls(tmp_path: Path) -> None:
         registry = ConsulRegistry(DiscoverySettings(address=agent.address, checks_tls=True))
         await registry.register(mine)
         await registry.heartbeat("one")
-        # The first check has ended by then. A check that is expected to pass may take longer on a busy machine.
-        await asyncio.sleep(0.5)
-        for _ in range(50 if health is Health.PASSING else 0):
-            if (await registry.instances("svc")).instances[0].health is health:
-                break
-            await asyncio.sleep(0.1)
+        check = agent.state.catalog.services["one"].checks["one:grpc"]
+        # Before its first result, a check is critical and has no output.
+        await wait_until(lambda check=check, health=health: check.output and check.status is health, f"it is {health}")  # type: ignore[misc]
         assert (await registry.instances("svc")).instances[0].health is health
         await registry.aclose()
         await agent.aclose()

@@ -13,6 +13,8 @@ from typing import ClassVar
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -88,9 +90,13 @@ def directory(endpoint: str, cache: Path, source: str, **env: str) -> "subproces
         "try:\n    print(model_directory(sys.argv[1], revision='', cache_dir=sys.argv[2]))\n"
         "except MeshError as error:\n    sys.exit(f'{error.reason}: {error.message}')\n"
     )
+    # Variables of the machine, such as HF_HUB_OFFLINE, do not apply.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    limits = dict.fromkeys(("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"), f"{PATIENCE_S:.0f}")
+    own = {"HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-c", code, source, str(cache)],
-        env={**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT), **env},
+        env={**inherited, **limits, **own, **env},
         capture_output=True,
         text=True,
         check=False,

@@ -145,7 +145,9 @@ async def test_a_worker_without_files_logs_a_warning(tmp_path: Path, caplog: pyt
         assert files.digest == ""
         with pytest.raises(NotFoundError, match="no files"):
             await anext(files.parts(""))
-    assert [record.message for record in caplog.records] == ["model_files_not_served"] * 2
+    # Other libraries and threads may log, too.
+    logged = [record.message for record in caplog.records if record.name.startswith("kvmesh.")]
+    assert logged == ["model_files_not_served"] * 2
 
 
 async def test_a_card_without_a_digest_needs_local_files(tmp_path: Path) -> None:

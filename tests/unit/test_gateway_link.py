@@ -28,6 +28,7 @@ from services.router.metrics import RouterMetrics
 from services.router.servicer import RouterServicer
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask, join
+from tests.worker_rig import wait_until
 
 
 @dataclass
@@ -105,12 +106,15 @@ async def test_queued_asks_are_placed_when_there_is_capacity():
     async with running_rig() as rig:
         first = await rig.link.place(ask("r1"), timeout_s=PATIENCE_S)
         waiting = [asyncio.create_task(rig.link.place(ask(f"r{n}"), timeout_s=PATIENCE_S)) for n in (2, 3)]
+        await wait_until(lambda: rig.core.queue.requests == 2, "both are queued")
+        queued_at_s = asyncio.get_running_loop().time()
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in waiting)
+        waited_s = asyncio.get_running_loop().time() - queued_at_s
         rig.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         second = await waiting[0]
         assert second.placement.queued_s is not None
-        assert second.placement.queued_s >= 0.04
+        assert second.placement.queued_s >= waited_s
         assert not waiting[1].done()
         rig.link.report_nowait(
             second.ask_id, Report(kind=ReportKind.FAILED, elapsed_s=0.1, error=LostError("gone"), failed_worker_id="d1")
