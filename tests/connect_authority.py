@@ -19,15 +19,15 @@ NAMES = ConnectNames(prefix=PREFIX, domain="")
 
 @dataclass(frozen=True, slots=True)
 class UriAuthority:
-    """Issues certificates for URIs."""
+    """Issues certificates for URIs. `pem` is its own certificate."""
 
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+    pem: bytes = field(init=False)
 
-    @property
-    def pem(self) -> bytes:
+    def __post_init__(self) -> None:
         builder = _builder(_name("authority"), self.key.public_key())
         made = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        return made.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM)
+        object.__setattr__(self, "pem", made.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
     def issue(
         self,

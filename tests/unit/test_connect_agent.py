@@ -6,7 +6,7 @@ import json
 import logging
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -18,6 +18,7 @@ from kvmesh.errors import UnavailableError
 from kvmesh.identity.roles import MeshRole
 from tests.connect_authority import NAMES, UriAuthority
 from tests.patience import PATIENCE_S
+from tests.worker_rig import wait_until
 
 CHECKS = "/v1/connect/intentions/check"
 
@@ -31,6 +32,8 @@ class Agent:
         self.index = 1
         self.allowed = {"kvmesh-frontend"}
         self.leaf: object = None
+        self.waiting: set[str] = set()
+        """The paths whose queries wait for a change."""
         self.issue()
         self._changed = asyncio.Event()
 
@@ -47,9 +50,14 @@ class Agent:
 
     async def answer(self, request: web.Request) -> web.Response:
         if self.status == 200 and request.query.get("index") == str(self.index):
-            with suppress(TimeoutError):
+            self.waiting.add(request.path)
+            try:
                 async with asyncio.timeout(PATIENCE_S):
                     await self._changed.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self.waiting.discard(request.path)
         if self.status != 200:
             return web.Response(status=self.status, text="no leader")
         return web.Response(text=json.dumps(self._document(request)), headers={"X-Consul-Index": str(self.index)})
@@ -109,6 +117,8 @@ async def test_certificate_and_intentions_are_kept_while_the_agent_fails(caplog:
         await wait_for(caplog, "intentions_not_followed")
         agent.allowed, agent.leaf, agent.status = {"kvmesh-router"}, {"CertPEM": "x"}, 200
         await wait_for(caplog, "intentions_followed_again")
+        # A query waits again when its last answer has been used.
+        await wait_until(lambda: len(agent.waiting) == 3, "roots, certificate and intentions are followed")
         assert identity.current() is before
         assert identity.allows(MeshRole.ROUTER) and not identity.allows(MeshRole.FRONTEND)
         agent.issue()
