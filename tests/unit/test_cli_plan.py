@@ -32,6 +32,7 @@ from kvmesh.rpc.codec.planner import to_plan
 from kvmesh.settings import load
 from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.simulation.rpc import MemoryNetwork
+from tests.patience import PATIENCE_S
 
 TWO = Shape(prefill_workers=2, decode_workers=3)
 FIVE = Shape(prefill_workers=5, decode_workers=2, deflect_tokens=512)
@@ -144,7 +145,7 @@ async def mesh_of(plans: dict[str, PlanReport]) -> AsyncIterator[MeshConnection]
     registry, channels = agent.registry(), network.pool()
     servers = []
     for port, (name, plan) in enumerate(plans.items(), start=1):
-        await registry.register(Registration(service=PLANNER, instance_id=name, host=name, port=port))
+        await registry.register(Registration(service=PLANNER, instance_id=name, host=name, port=port, ttl_s=PATIENCE_S))
         await registry.heartbeat(name)
         server: Any = network.server(f"{name}:{port}", ())
         planner_pb2_grpc.add_PlannerServiceServicer_to_server(Servicer(plan), server)

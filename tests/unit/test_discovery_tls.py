@@ -15,6 +15,7 @@ from kvmesh.identity.credentials import make_credentials
 from kvmesh.identity.roles import MeshRole
 from tests.certificates import Authority
 from tests.conformance.health_server import HealthServer
+from tests.patience import PATIENCE_S
 from tests.worker_rig import wait_until
 
 
@@ -111,7 +112,9 @@ async def test_grpc_check_over_mesh_tls(tmp_path: Path) -> None:
     assert source is not None
     server = HealthServer(mesh_server_credentials(source))
     await server.start()
-    mine = Registration(service="svc", instance_id="one", host="127.0.0.1", port=server.port, uses_tls=True)
+    mine = Registration(
+        service="svc", instance_id="one", host="127.0.0.1", port=server.port, ttl_s=2 * PATIENCE_S, uses_tls=True
+    )
     for credentials, health in ((own, Health.PASSING), (other, Health.CRITICAL)):
         agent = EmbeddedAgent(AgentSettings(check_tls_directory=credentials.tls_directory(MeshRole.REGISTRY)))
         await agent.start()
@@ -132,7 +135,9 @@ async def test_a_registry_without_a_certificate_relies_on_heartbeats() -> None:
     agent = EmbeddedAgent()
     await agent.start()
     registry = ConsulRegistry(DiscoverySettings(address=agent.address))
-    await registry.register(Registration(service="svc", instance_id="one", host="127.0.0.1", port=1, uses_tls=True))
+    await registry.register(
+        Registration(service="svc", instance_id="one", host="127.0.0.1", port=1, ttl_s=PATIENCE_S, uses_tls=True)
+    )
     await registry.heartbeat("one")
     assert (await registry.instances("svc")).instances[0].health is Health.PASSING
     assert [check for service in agent.state.catalog.services.values() for check in service.checks] == ["one:ttl"]

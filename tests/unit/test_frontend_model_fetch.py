@@ -145,7 +145,7 @@ async def test_a_worker_without_files_logs_a_warning(tmp_path: Path, caplog: pyt
         assert files.digest == ""
         with pytest.raises(NotFoundError, match="no files"):
             await anext(files.parts(""))
-    # Other libraries and threads may log, too.
+    # The garbage collector may log about objects of other tests.
     logged = [record.message for record in caplog.records if record.name.startswith("kvmesh.")]
     assert logged == ["model_files_not_served"] * 2
 

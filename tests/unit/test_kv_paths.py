@@ -102,7 +102,8 @@ class TestFailures:
         assert known.begin(handle(), 2.0) is None
         assert known.begin(handle("p2"), 2.0) is not None
         assert known.load_fields()["failing_kv_paths"] == [FailingKvPath(worker_id="p1", reason="timed_out")]
-        assert [record.message for record in caplog.records] == ["kv_path_failing"]
+        # The garbage collector may log about objects of other tests.
+        assert [record.message for record in caplog.records if record.name.startswith("kvmesh.")] == ["kv_path_failing"]
         path = next(each for each in known.paths() if each.worker_id == "p1")
         assert (path.failures_total, path.reason, path.last_failure_at_s) == (2, "timed_out", 1000.0)
         assert "did not end" in path.detail
