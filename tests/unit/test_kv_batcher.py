@@ -35,7 +35,8 @@ def test_events_stay_in_order_and_none_is_late(pauses_s: list[float]) -> None:
     batches = run_virtual(batches_of(pauses_s))
     assert [each for _, events in batches for each in events] == [event(i) for i in range(len(pauses_s))]
     times_s = [at_s for at_s, _ in batches]
-    assert all(later_s - at_s >= INTERVAL_S - 1e-9 for at_s, later_s in itertools.pairwise(times_s))
+    # asyncio fires a timer up to 1 ns early.
+    assert all(later_s - at_s >= INTERVAL_S - 1e-8 for at_s, later_s in itertools.pairwise(times_s))
 
 
 def test_events_of_one_interval_form_a_batch() -> None:
