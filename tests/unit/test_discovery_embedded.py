@@ -44,7 +44,9 @@ async def http(stack: AsyncExitStack, agent: EmbeddedAgent) -> aiohttp.ClientSes
 
 
 async def client(stack: AsyncExitStack, agent: EmbeddedAgent) -> ConsulRegistry:
-    registry = ConsulRegistry(DiscoverySettings(address=agent.address, watch_interval_min_s=0.0))
+    registry = ConsulRegistry(
+        DiscoverySettings(address=agent.address, call_timeout_s=PATIENCE_S, watch_interval_min_s=0.0)
+    )
     stack.push_async_callback(registry.aclose)
     return registry
 

@@ -1,5 +1,6 @@
 """The registry client over TLS: verification, client certificates, and error messages."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,12 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "ca", "kvmesh test CA")
 
 
+def registry_of(settings: DiscoverySettings) -> ConsulRegistry:
+    return ConsulRegistry(replace(settings, call_timeout_s=PATIENCE_S))
+
+
 async def _put(settings: DiscoverySettings) -> bool:
-    registry = ConsulRegistry(settings)
+    registry = registry_of(settings)
     try:
         return await registry.put("key", b"value")
     finally:
@@ -40,7 +45,7 @@ async def test_the_agent_is_verified_with_its_ca(authority: Authority) -> None:
     try:
         assert agent.address.startswith("https://")
         assert await _put(DiscoverySettings(address=agent.address, ca_file=authority.ca_file))
-        registry = ConsulRegistry(DiscoverySettings(address=f"127.0.0.1:{agent.port}", ca_file=authority.ca_file))
+        registry = registry_of(DiscoverySettings(address=f"127.0.0.1:{agent.port}", ca_file=authority.ca_file))
         views = registry.watch("svc")
         assert not (await anext(views)).is_stale
         await registry.register(Registration(service="svc", instance_id="one", host="127.0.0.1", port=1))
@@ -118,7 +123,7 @@ async def test_grpc_check_over_mesh_tls(tmp_path: Path) -> None:
     for credentials, health in ((own, Health.PASSING), (other, Health.CRITICAL)):
         agent = EmbeddedAgent(AgentSettings(check_tls_directory=credentials.tls_directory(MeshRole.REGISTRY)))
         await agent.start()
-        registry = ConsulRegistry(DiscoverySettings(address=agent.address, checks_tls=True))
+        registry = registry_of(DiscoverySettings(address=agent.address, checks_tls=True))
         await registry.register(mine)
         await registry.heartbeat("one")
         check = agent.state.catalog.services["one"].checks["one:grpc"]
@@ -134,7 +139,7 @@ async def test_a_registry_without_a_certificate_relies_on_heartbeats() -> None:
     """A registry without a certificate could not connect to a service with mesh TLS, and would report it as critical."""
     agent = EmbeddedAgent()
     await agent.start()
-    registry = ConsulRegistry(DiscoverySettings(address=agent.address))
+    registry = registry_of(DiscoverySettings(address=agent.address))
     await registry.register(
         Registration(service="svc", instance_id="one", host="127.0.0.1", port=1, ttl_s=PATIENCE_S, uses_tls=True)
     )

@@ -87,7 +87,7 @@ async def following(*, parsers: ParserNames | None = None, **settings: Any) -> A
     server = RpcServer(RpcSettings(grace_s=0), service_names=[], add_services=lambda _: None)
     await server.start()
     await server.set_serving(True)
-    registry = ConsulRegistry(DiscoverySettings(address=agent.address))
+    registry = ConsulRegistry(DiscoverySettings(address=agent.address, call_timeout_s=PATIENCE_S))
     channels = ChannelPool(settings=RpcSettings())
     models = DiscoveredModels(
         registry=registry,
