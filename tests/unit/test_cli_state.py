@@ -97,7 +97,8 @@ def test_the_last_mesh_ends_while_meshes_are_listed(monkeypatch: pytest.MonkeyPa
         read = getattr(os, name)
 
         def remove_first(path: str, read: Any = read) -> Any:
-            Path(path).rmdir()
+            if Path(path) == state_dir():
+                state_dir().rmdir()
             return read(path)
 
         monkeypatch.setattr(os, name, remove_first)
