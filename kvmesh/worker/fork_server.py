@@ -82,6 +82,8 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             folder.cleanup()
+            # The transport of the process must not outlive this call: its event loop may be closed next.
+            await asyncio.wait([asyncio.create_task(process.wait())], timeout=STOP_TIMEOUT_S)
             if isinstance(error, TimeoutError):
                 raise UnavailableError(f"the fork server was not ready after {timeout_s:g} s") from error
             raise

@@ -5,12 +5,14 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.errors import UnavailableError
+from kvmesh.worker import fork_server
 from kvmesh.worker.fork_server import THREADS, ForkServer
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
@@ -127,6 +129,33 @@ async def test_a_preload_that_starts_threads_is_refused(tmp_path: Path) -> None:
         await ForkServer.start("threaded:go", env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"})
     assert caught.value.reason == THREADS
     assert "the imports started threads (python" in caught.value.message
+
+
+@pytest.mark.parametrize("ends", ["refused", "cancelled"])
+async def test_a_start_that_fails_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """When `start` raises, the process has ended and is reaped. The process would not end by itself."""
+    started: list[asyncio.subprocess.Process] = []
+    create = asyncio.create_subprocess_exec
+
+    async def create_and_record(*argv: Any, **options: Any) -> asyncio.subprocess.Process:
+        started.append(await create(*argv, **options))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", create_and_record)
+    monkeypatch.setattr(fork_server, "STOP_TIMEOUT_S", PATIENCE_S)
+    words = "print('threads: python', flush=True); " if ends == "refused" else ""
+    (tmp_path / "sleeping.py").write_text(f"import time\ndef go():\n    {words}time.sleep(600)\n")
+    starting = asyncio.create_task(
+        ForkServer.start("sleeping:go", env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}, timeout_s=PATIENCE_S)
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        while not started:
+            await asyncio.sleep(0.001)
+    if ends == "cancelled":
+        starting.cancel()
+    await asyncio.wait([starting])
+    assert started[0].returncode == -signal.SIGKILL
+    assert starting.cancelled() or isinstance(starting.exception(), UnavailableError)
 
 
 @pytest.mark.vllm
