@@ -30,7 +30,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         model = str(write_model(tmp_path))
 
         async def one(**changes: Any) -> EngineDriver:
-            settings = TrtllmSettings(model=model, lease_s=3.0, pull_timeout_s=1.0)
+            settings = TrtllmSettings(model=model, lease_s=2 * PATIENCE_S, pull_timeout_s=PATIENCE_S)
             driver = EngineDriver(TrtllmEngine(replace(settings, **changes)), PATIENCE_S)
             stack.push_async_callback(driver.aclose)
             return await driver.start()
@@ -97,10 +97,14 @@ async def test_every_early_end_aborts_the_request(start: Start) -> None:
     assert record.done.reason is FinishReason.CANCELLED and request.is_aborted
 
 
-async def test_a_dead_engine_ends_its_streams(start: Start) -> None:
-    """`steps` raises LostError, and new requests are refused."""
+@pytest.mark.parametrize("has_result", [False, True])
+async def test_a_dead_engine_ends_its_streams(start: Start, has_result: bool) -> None:
+    """`steps` raises LostError, and new requests are refused. Legs have no finish, so that frontends continue them elsewhere, also if a last
+    result arrives together with the failure."""
     driver = await start()
     record = await driver.wait_tokens(driver.submit(greedy("any", PROMPT, 500)), 1)
+    if has_result:
+        executor(driver)._step()
     executor(driver).die()
     await driver._tasks[0]
     assert isinstance(driver.error, LostError) and record.finish is None

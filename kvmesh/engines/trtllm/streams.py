@@ -133,7 +133,9 @@ class Streams:
         except Exception as error:  # noqa: BLE001  # The engine passes on any exception of its processes.
             _log.error("engine_result_failed", exc_info=error)
             if not self._llm._check_health():
+                # The leg gets no finish: its frontend continues it on another worker.
                 self._died(LostError(f"the TensorRT-LLM engine died: {type(error).__name__}", reason="engine_died"))
+                return
             self._fail(leg, result, first_line(error))
         else:
             self._fail(leg, result, "the results ended before the answer")
