@@ -144,6 +144,8 @@ class FakeMesh:
     answer: Callable[[Generation], Sequence[int]]
     step_s: float = 0.0
     tokens_per_step: int = 1
+    rest_may_follow: asyncio.Event | None = None
+    """If given, each answer waits for this event after each step."""
     has_prefill: bool = True
     prefill_answers: bool = True
     """Whether prefill workers can answer requests for a single token."""
@@ -320,6 +322,8 @@ class FakeMesh:
             if step:
                 sink.on_tokens(step, self._logprobs(generation, step), asyncio.get_running_loop().time())
                 sent += len(step)
+            if self.rest_may_follow is not None:
+                await self.rest_may_follow.wait()
             if sent >= min(len(tokens), limit):
                 if faults.loses_finish:
                     return LegFinish(reason=FinishReason.ERROR, error=LostError("lost before the end"))

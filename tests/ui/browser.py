@@ -33,7 +33,9 @@ def chromium() -> Iterator[Browser]:
     """Starts a browser with an empty profile."""
     path = chromium_path()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, headless=True, args=ARGUMENTS)
+        browser = playwright.chromium.launch(
+            executable_path=path, headless=True, args=ARGUMENTS, timeout=1000 * PATIENCE_S
+        )
         try:
             yield browser
         finally:
@@ -97,9 +99,11 @@ class FleetProcess:
     process: "subprocess.Popen[str]"
 
     def send(self, line: str) -> None:
-        assert self.process.stdin is not None
+        """Sends a line, and waits until the process has handled it."""
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
 
 
 @contextmanager
@@ -121,7 +125,7 @@ def running_fleet(directory: Path) -> Iterator[FleetProcess]:
         process.stdin.close()
         process.stdout.close()
         try:
-            process.wait(20)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

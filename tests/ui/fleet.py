@@ -1,7 +1,8 @@
 """Runs a frontend with /ui and a real router that lists many workers, in a separate process: `python -m tests.ui.fleet DIRECTORY`.
 
 The workers are values in the router and entries in the registry. A fake mesh answers chats. The first line of the output is the address of the
-HTTP API. Lines on standard input change the fleet: `leave ID`, `drain ID`.
+HTTP API. Lines on standard input change the fleet, and the process answers each with a line: `leave ID`, `drain ID`, `hold` (each answer stops
+after its next step), `release`.
 """
 
 import asyncio
@@ -47,6 +48,7 @@ from services.router.core import RouterCore
 from services.router.metrics import RouterMetrics
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from tests.frontend_apps import running_part
+from tests.patience import PATIENCE_S
 from tests.ui.rig import running_page
 from tests.unit.router_fleets import ask, core, join, store_blocks
 
@@ -63,6 +65,7 @@ class Fleet:
 
     router: RouterCore
     registry: Registry
+    rest_may_follow: asyncio.Event
     steps: int = 0
 
     async def register(self, worker_id: str, role: Role, port: int) -> None:
@@ -89,6 +92,10 @@ class Fleet:
             self.router.fleet.unregister(name)
         elif verb == "drain":
             await self.registry.set_draining(name, True, reason="a test")
+        elif verb == "hold":
+            self.rest_may_follow.clear()
+        elif verb == "release":
+            self.rest_may_follow.set()
 
     def step(self) -> None:
         """Advances the load of every worker."""
@@ -195,7 +202,8 @@ async def serve(directory: Path) -> None:
     agent = MemoryAgent()
     router = core(history_max=100)
     fill(router)
-    fleet = Fleet(router, agent.registry())
+    fleet = Fleet(router, agent.registry(), asyncio.Event())
+    fleet.rest_may_follow.set()
     telemetry = Telemetry.create("router")
     routing = RouterServicer(router, RouterMetrics(telemetry.instruments, router), clock)
     planning = PlannerServicer(cast(Planner, SimpleNamespace(newest=plan())))
@@ -218,10 +226,13 @@ async def serve(directory: Path) -> None:
                 await fleet.register(worker.worker_id, worker.role, 20_000 + i)
         channels = ChannelPool(settings=RpcSettings())
         stack.push_async_callback(channels.aclose)
-        reader = MeshReader(fleet.registry, channels, timeout_s=2.0, requests_max=observer.REQUESTS_MAX)
+        reader = MeshReader(fleet.registry, channels, timeout_s=PATIENCE_S, requests_max=observer.REQUESTS_MAX)
         url = await stack.enter_async_context(
-            running_page(directory, reader, registry=fleet.registry, channels=channels, access=access)
-        )
+            running_page(
+                directory, reader, registry=fleet.registry, channels=channels, access=access,
+                rest_may_follow=fleet.rest_may_follow,
+            )
+        )  # fmt: skip
         print(url, flush=True)
         await follow(fleet)
 
@@ -240,6 +251,7 @@ async def follow(fleet: Fleet) -> None:
             if not line:
                 return
             await fleet.change(line)
+            print("done", flush=True)
             lines = asyncio.create_task(reader.readline())
 
 

@@ -1,5 +1,6 @@
 """A frontend's HTTP server with /ui on loopback, with a fake mesh."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -33,13 +34,18 @@ async def running_page(
     access: Access | None = None,
     ui: UiSettings | None = None,
     http: HttpSettings | None = None,
+    rest_may_follow: asyncio.Event | None = None,
 ) -> AsyncIterator[str]:
-    """Runs the server. Yields its address. Chat answers `answer N` for the last number N of the prompt."""
+    """Runs the server. Yields its address. Chat answers `answer N` for the last number N of the prompt.
+
+    `rest_may_follow`: see FakeMesh.
+    """
     clock = SystemClock()
     access = access or Access(AccessSettings(), clock)
     ui, http = ui or UiSettings(), replace(http or HttpSettings(), port=0)
     model = served_model(write_model(directory / "model"))
     mesh = answering(model, step_s=0.01)
+    mesh.rest_may_follow = rest_may_follow
     telemetry = Telemetry.create("frontend")
     pipeline = Pipeline(
         models=StaticModels([model]), links=mesh, router=mesh, clock=clock, generator=random.Random(1),

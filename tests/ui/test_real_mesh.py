@@ -17,6 +17,7 @@ from tests.ui.browser import ARGUMENTS, chromium_path
 SECRET = "xylophone"
 """A word of a prompt and of its answer."""
 MS = 1000 * PATIENCE_S
+expect.set_options(timeout=MS)
 
 
 async def explained_terms(mesh: RunningMesh, request_id: str) -> tuple[list[str], list[str]]:
@@ -56,11 +57,11 @@ async def events_text(mesh: RunningMesh, request_id: str) -> str:
 
 async def chat(page: Page) -> None:
     await page.locator("#tab-chat").click()
-    await expect(page.locator("#chat-model option")).to_have_text("demo", timeout=MS)
+    await expect(page.locator("#chat-model option")).to_have_text("demo")
     await page.locator("#chat-tokens").fill("12")
     await page.locator("#chat-text").fill("Hello")
     await page.keyboard.press("Enter")
-    await expect(page.locator(".turn[data-role=assistant] .note")).to_contain_text("12 tokens", timeout=MS)
+    await expect(page.locator(".turn[data-role=assistant] .note")).to_contain_text("12 tokens")
     assert await page.locator(".turn[data-role=assistant] .text").inner_text() != ""
 
 
@@ -71,17 +72,20 @@ async def test_the_page_shows_a_real_mesh(tmp_path: Path) -> None:
     async with running_mesh(tmp_path, *argv) as mesh, async_playwright() as playwright:
         request_id = await asked(mesh)
         assert SECRET not in await events_text(mesh, request_id)
-        browser = await playwright.chromium.launch(executable_path=path, headless=True, args=ARGUMENTS)
+        browser = await playwright.chromium.launch(executable_path=path, headless=True, args=ARGUMENTS, timeout=MS)
         try:
             page = await browser.new_page()
+            page.set_default_timeout(MS)
             problems: list[str] = []
             page.on("pageerror", lambda error: problems.append(str(error)))
             page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
             await page.goto(f"{mesh.url}/ui")
-            await expect(page.locator("#workers tbody tr")).to_have_count(4, timeout=MS)
-            await expect(page.locator("#workers tbody .chip[data-tone=good]")).to_have_count(4, timeout=MS)
+            await expect(page.locator("#workers tbody tr")).to_have_count(4)
+            await expect(page.locator("#workers tbody .chip[data-tone=good]")).to_have_count(4)
             await expect(page.locator("#pools tbody tr")).to_have_count(2)
             await chat(page)
+            # The explanation is read once, and the router may learn of the end of the chat after the page.
+            await expect(page.locator("#requests tbody tr", has_text="finished")).to_have_count(2)
             await page.get_by_role("button", name="Why there?").click()
             picture = page.locator("#picture article")
             await expect(picture.locator(".verdict")).to_be_visible(timeout=MS)
@@ -92,7 +96,7 @@ async def test_the_page_shows_a_real_mesh(tmp_path: Path) -> None:
             await expect(picture).to_contain_text("finished")
             await page.locator("#tab-mesh").click()
             os.kill(mesh.pids("decode")[0], signal.SIGKILL)
-            await expect(page.locator("#workers tbody .chip[data-tone=good]")).to_have_count(3, timeout=MS)
+            await expect(page.locator("#workers tbody .chip[data-tone=good]")).to_have_count(3)
             await expect(page.locator("#tiles dd").first).to_contain_text("3")
             assert problems == []
         finally:

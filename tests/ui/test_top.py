@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -74,15 +75,24 @@ def app_of(source: Mesh) -> TopApp:
     return TopApp(source, title="a mesh", interval_s=3600)
 
 
+async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+    """Waits until the condition holds. `press` and `pause` only wait until the process seems to be idle."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await pilot.pause(0.01)
+
+
 async def settle(pilot: Pilot[None], source: Mesh) -> None:
-    """Waits until a new reading is shown."""
+    """Waits until the application has handled a new reading."""
     seen = source.readings
     assert isinstance(pilot.app, TopApp)
     pilot.app.action_read()
-    async with asyncio.timeout(PATIENCE_S):
-        while source.readings == seen:
-            await pilot.pause(0.01)
+    await until(pilot, lambda: source.readings > seen)
     await pilot.pause()
+
+
+def shows(pilot: Pilot[None], text: str) -> bool:
+    return text in pilot.app.export_screenshot().replace("&#160;", " ")
 
 
 def first_cells(table: MeshTable) -> list[str]:
@@ -95,19 +105,20 @@ async def test_workers_are_listed_sorted_and_filtered_by_keys() -> None:
     async with app_of(source).run_test(size=(150, 40)) as pilot:
         await settle(pilot, source)
         table = pilot.app.query_one("#workers", MeshTable)
-        assert table.row_count == 64
+        await until(pilot, lambda: table.row_count == 64)
         await pilot.press("down", "down")
+        await until(pilot, lambda: table.cursor_row == 2)
         chosen = table.chosen_id
         for _ in range(9):
             await pilot.press("s")
-        assert first_cells(table)[:2] == ["[red]d[/]\ufffd[2J", "d62"]
-        assert table.chosen_id == chosen
+        await until(pilot, lambda: first_cells(table)[:2] == ["[red]d[/]\ufffd[2J", "d62"])
+        await until(pilot, lambda: table.chosen_id == chosen)
         await pilot.press("r")
-        assert first_cells(table)[0] == "d00"
+        await until(pilot, lambda: first_cells(table)[0] == "d00")
         await pilot.press("slash", "d", "0", "enter")
-        assert first_cells(table) == [f"d{i:02d}" for i in range(10)]
+        await until(pilot, lambda: first_cells(table) == [f"d{i:02d}" for i in range(10)])
         await pilot.press("escape")
-        assert table.row_count == 64
+        await until(pilot, lambda: table.row_count == 64)
 
 
 async def test_views_and_explanations_are_reachable_by_keys() -> None:
@@ -116,18 +127,23 @@ async def test_views_and_explanations_are_reachable_by_keys() -> None:
     async with app_of(source).run_test(size=(150, 40)) as pilot:
         await settle(pilot, source)
         await pilot.press("2")
-        assert pilot.app.query_one(TabbedContent).active == "view-pools"
-        assert first_cells(pilot.app.query_one("#pools", MeshTable)) == ["demo", "demo"]
+        await until(pilot, lambda: pilot.app.query_one(TabbedContent).active == "view-pools")
+        await until(pilot, lambda: first_cells(pilot.app.query_one("#pools", MeshTable)) == ["demo", "demo"])
         await pilot.press("4")
-        assert pilot.app.query_one("#planner", MeshTable).row_count == 1
-        await pilot.press("3", "enter")
-        await pilot.pause()
+        await until(pilot, lambda: pilot.app.query_one("#planner", MeshTable).row_count == 1)
+        requests = pilot.app.query_one("#requests", MeshTable)
+        await pilot.press("3")
+        await until(pilot, lambda: requests.has_focus)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen))
         assert source.asked == ["r1"]
-        assert isinstance(pilot.app.screen, TextScreen)
-        assert "[bold]prefill p1[/]" in pilot.app.export_screenshot().replace("&#160;", " ")
-        await pilot.press("escape", "down", "enter")
-        await pilot.pause()
-        assert isinstance(pilot.app.screen, TextScreen)
+        await until(pilot, lambda: shows(pilot, "[bold]prefill p1[/]"))
+        await pilot.press("escape")
+        await until(pilot, lambda: requests.has_focus)
+        await pilot.press("down")
+        await until(pilot, lambda: requests.cursor_row == 1)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen))
         assert source.asked == ["r1", "gone"]
 
 
@@ -139,16 +155,17 @@ async def test_changes_and_failures_are_shown() -> None:
         table = pilot.app.query_one("#workers", MeshTable)
         source.view = replace(source.view, workers=source.view.workers[1:], problems=("router-1: away",))
         await settle(pilot, source)
-        assert table.row_count == 63
-        assert "router-1: away" in pilot.app.export_screenshot().replace("&#160;", " ")
+        await until(pilot, lambda: table.row_count == 63)
+        await until(pilot, lambda: shows(pilot, "router-1: away"))
         source.failure = UnavailableError("the registry is away")
         await settle(pilot, source)
+        await until(pilot, lambda: shows(pilot, "the registry is away"))
         assert table.row_count == 63
         assert pilot.app.query_one("#problem").display
         source.failure, source.view = None, mesh().view
         await settle(pilot, source)
-        assert table.row_count == 64
-        assert not pilot.app.query_one("#problem").display
+        await until(pilot, lambda: table.row_count == 64)
+        await until(pilot, lambda: not pilot.app.query_one("#problem").display)
 
 
 @pytest.mark.parametrize("size", [(200, 60), (60, 15), (20, 6)])
@@ -158,14 +175,14 @@ async def test_every_size_of_terminal_works(size: tuple[int, int]) -> None:
     async with app_of(source).run_test(size=size) as pilot:
         await settle(pilot, source)
         # The lines above the tables do not scroll.
+        await until(pilot, lambda: pilot.app.query_one("#totals").region.y == 1)
         assert pilot.app.screen.max_scroll_y == 0
-        assert pilot.app.query_one("#totals").region.y == 1
         await pilot.press("slash", "d")
         await pilot.resize_terminal(size[1] * 2, size[0] // 2)
         await settle(pilot, source)
-        assert pilot.app.query_one("#filter", Input).value == "d"
+        await until(pilot, lambda: pilot.app.query_one("#filter", Input).value == "d")
         await pilot.press("escape", "d")
-        assert not pilot.app.current_theme.dark
+        await until(pilot, lambda: not pilot.app.current_theme.dark)
 
 
 def test_it_runs_in_a_terminal_and_ends_with_q(tmp_path: Path) -> None:
