@@ -44,6 +44,16 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+@contextmanager
+def closed_port(host: str = HOST) -> Iterator[int]:
+    """Yields a port that refuses connections. No other process can get it meanwhile, but a gRPC server of the test can listen on it."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as held:
+        # Linux lets several sockets that set this option bind the same port, if none of them listens.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((host, 0))
+        yield held.getsockname()[1]
+
+
 def adjacent_free_ports() -> int:
     """Returns the first of two adjacent free ports."""
     for port in free_ports(16):

@@ -1,6 +1,7 @@
 """Addresses and ports of services: defaults, validation, and the environment of UCX."""
 
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from services.frontend.settings import FrontendSettings, HttpSettings
 from services.planner.settings import PlannerSettings
 from services.router.settings import RouterSettings
 from tests.own_address import own_address
+from tests.servers import closed_port
 
 REMOTE = "192.0.2.77"
 
@@ -43,6 +45,23 @@ def _free_claims() -> Iterator[None]:
     for claim in ports_module._claims[len(kept) :]:
         claim.close()
     del ports_module._claims[len(kept) :]
+
+
+def free_range(count: int) -> int:
+    """Returns the first of so many adjacent ports that are free and unclaimed. Ports of the ephemeral range may be taken at any time.
+
+    The choice depends on the process id, so that test runs at the same time use different ports.
+    """
+    first, total = ports_module._quiet_ports()
+    blocks = total // count
+    for attempt in range(blocks):
+        port = first + count * ((os.getpid() + attempt) % blocks)
+        claimed = [each for each in range(port, port + count) if ports_module._claim(LOOPBACK, each)]
+        for _ in claimed:
+            ports_module._claims.pop().close()
+        if len(claimed) == count:
+            return port
+    raise AssertionError(f"no {count} adjacent ports are free")
 
 
 def at(registry: str, **changes: str) -> PlannerSettings:
@@ -170,7 +189,7 @@ def test_an_invalid_port_range_is_refused(cls: type, text: str) -> None:
 
 def test_ports_come_from_the_first_half_of_the_range() -> None:
     """Ports are taken in order. Busy ports and ports that other services claimed are skipped. A full range is an error."""
-    first = 21_000
+    first = free_range(12)
     ports = PortRange.parse(f"{first}-{first + 11}")
     with socket.create_server((LOOPBACK, first)):
         placed = place_service(PlannerSettings(port_range=f"{first}-{first + 11}"))
@@ -187,18 +206,20 @@ def test_ports_come_from_the_first_half_of_the_range() -> None:
 
 def test_a_configured_port_is_kept() -> None:
     """A port range does not replace a port that the settings name."""
-    placed = place_service(PlannerSettings(port_range="21100-21111", rpc=RpcSettings(port=7)))
-    assert (placed.rpc.port, placed.telemetry.metrics_port) == (7, 21_100)
+    first = free_range(12)
+    placed = place_service(PlannerSettings(port_range=f"{first}-{first + 11}", rpc=RpcSettings(port=7)))
+    assert (placed.rpc.port, placed.telemetry.metrics_port) == (7, first)
 
 
 def test_a_full_port_range_of_ucx_is_refused() -> None:
     """Without enough free ports UCX would retry forever."""
-    ports = PortRange.parse("21200-21207")
+    first = free_range(8)
+    ports = PortRange.parse(f"{first}-{first + 7}")
     ports.check_ucx(LOOPBACK)
-    assert ports.ucx == "21204-21207"
-    servers = [socket.create_server((LOOPBACK, port)) for port in (21_204, 21_205, 21_206)]
+    assert ports.ucx == f"{first + 4}-{first + 7}"
+    servers = [socket.create_server((LOOPBACK, first + number)) for number in (4, 5, 6)]
     try:
-        with pytest.raises(UnavailableError, match="21204-21207"):
+        with pytest.raises(UnavailableError, match=ports.ucx):
             ports.check_ucx(LOOPBACK)
     finally:
         for server in servers:
@@ -232,11 +253,12 @@ def test_a_registry_that_cannot_be_resolved_is_reported() -> None:
         place_service(at("nowhere.invalid:8500"))
 
 
-async def test_connection_causes_are_short(unused_tcp_port: int) -> None:
+async def test_connection_causes_are_short() -> None:
     """A cause contains neither class names nor the address, which the caller's message already has."""
-    async with aiohttp.ClientSession() as session:
-        with pytest.raises(aiohttp.ClientError) as caught:
-            await session.get(f"http://127.0.0.1:{unused_tcp_port}/")
+    with closed_port() as port:
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientError) as caught:
+                await session.get(f"http://127.0.0.1:{port}/")
     assert connection_cause(caught.value) == "Connection refused"
     assert connection_cause(TimeoutError(), timeout_s=5.0) == "no answer within 5 s"
     assert connection_cause(TimeoutError()) == "no answer in time"

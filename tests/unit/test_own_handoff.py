@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from kvmesh.worker.own_handoff import side_channel_fault
+from tests.servers import closed_port
 
 
 @pytest.mark.parametrize(("host", "name"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
@@ -14,7 +15,10 @@ async def test_a_side_channel_that_does_not_listen_is_reported(host: str, name: 
     assert await side_channel_fault(source) is None
     server.close()
     await server.wait_closed()
-    fault = await side_channel_fault(source)
+    # A closed port that no other process can get, unlike that of the server.
+    with closed_port(host) as port:
+        source = f"{name}:{port}"
+        fault = await side_channel_fault(source)
     assert fault is not None and fault.reason == "unreachable" and source in fault.detail
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from kvmesh.rpc.codec.whatif import REQUESTS_MAX, from_simulation_request, to_si
 from services.planner.simulations import SimulationRunner
 from services.whatif.command import main
 from services.whatif.run import run_request
+from tests.patience import PATIENCE_S
 
 STEADY = SteadyLoad(requests_per_s=4.0, prompt_tokens=500, output_tokens=20, duration_s=20.0)
 TARGETS = Targets(model="m", ttft_s=1.0, itl_s=0.05)
@@ -66,7 +68,7 @@ def test_requests_out_of_range_are_refused_by_name(change: dict[str, object], fi
 
 async def test_a_child_process_gives_the_same_result():
     """A simulation in a child process gives exactly the result of a call in this process."""
-    outcome = await SimulationRunner().run(REQUEST, timeout_s=60.0)
+    outcome = await SimulationRunner().run(REQUEST, timeout_s=PATIENCE_S)
     assert outcome == run_request(REQUEST)[0]
     assert outcome.requests > 50
     assert outcome.attainment > 0.9
@@ -77,11 +79,11 @@ async def test_errors_of_the_child_are_errors_of_the_call():
     """An incomplete profile, a crash and a timeout of the child become errors of the call, and only one simulation runs at a time."""
     runner = SimulationRunner()
     with pytest.raises(InvalidRequestError) as refusal:
-        await runner.run(replace(REQUEST, profile=PerformanceProfile(prefill_base_s=0.1)), timeout_s=60.0)
+        await runner.run(replace(REQUEST, profile=PerformanceProfile(prefill_base_s=0.1)), timeout_s=PATIENCE_S)
     assert refusal.value.field == "profile.prefill_s_per_token"
     with pytest.raises(InternalError):
-        await SimulationRunner(("-c", "raise SystemExit(3)")).run(REQUEST, timeout_s=60.0)
-    hanging = SimulationRunner(("-c", "import sys, time; sys.stdin.read(); time.sleep(60)"))
+        await SimulationRunner(("-c", "raise SystemExit(3)")).run(REQUEST, timeout_s=PATIENCE_S)
+    hanging = SimulationRunner(("-c", "import sys, time; sys.stdin.read(); time.sleep(600)"))
     first = asyncio.ensure_future(hanging.run(REQUEST, timeout_s=1.0))
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError) as busy:
@@ -91,20 +93,33 @@ async def test_errors_of_the_child_are_errors_of_the_call():
         await first
 
 
+BLOCKED = """
+import os, time
+if not os.path.exists({mark!r}):
+    with open({mark!r} + ".new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename({mark!r} + ".new", {mark!r})
+    time.sleep(600)
+"""
+"""Blocks the first process, which writes its id."""
+
+
 async def test_a_cancelled_simulation_ends_its_process(tmp_path: Path):
-    """After the caller cancels, another simulation can start at once."""
+    """After the caller cancels, the process has ended, and the runner can start another simulation."""
     mark = tmp_path / "started"
-    code = f"import pathlib, time; pathlib.Path({str(mark)!r}).write_text('x'); time.sleep(60)"
-    runner = SimulationRunner(("-c", code))
-    task = asyncio.ensure_future(runner.run(REQUEST, timeout_s=60.0))
-    while not mark.exists():
-        await asyncio.sleep(0.01)
+    runner = SimulationRunner(("-c", BLOCKED.format(mark=str(mark))))
+    task = asyncio.ensure_future(runner.run(REQUEST, timeout_s=PATIENCE_S))
+    async with asyncio.timeout(PATIENCE_S):
+        while not mark.exists():
+            await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    # The runner is free again.
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
+    # The second process ends at once, without a result.
     with pytest.raises(InternalError):
-        await SimulationRunner(("-c", "pass")).run(REQUEST, timeout_s=60.0)
+        await runner.run(REQUEST, timeout_s=PATIENCE_S)
 
 
 def test_the_command_compares_with_the_planner(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -22,7 +22,13 @@ from kvmesh.simulation.rendezvous import MemoryRendezvousNetwork, MemoryWire
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.patience import PATIENCE_S
 
-SETTINGS = SimulatedSettings(profile=StepProfile(base_s=0.001), kv_blocks=256, context_tokens_max=2048)
+SETTINGS = SimulatedSettings(
+    profile=StepProfile(base_s=0.001),
+    kv_blocks=256,
+    context_tokens_max=2048,
+    pull_timeout_s=PATIENCE_S,
+    lease_s=2 * PATIENCE_S,
+)
 PROMPT = list(range(40, 105))
 RANKS = 2
 _HOSTS = count()
@@ -149,8 +155,8 @@ async def test_a_handle_can_be_pulled_by_any_rank(start: Start) -> None:
 
 async def test_each_rank_has_a_bootstrap_server(start: Start) -> None:
     """Each rank has its own bootstrap server, which refuses a leg for another rank."""
-    prefill = await start(role="prefill", handoff="rendezvous", handshake_timeout_s=5.0)
-    decode, alone = await start(handoff="rendezvous", handshake_timeout_s=5.0), await start()
+    prefill = await start(role="prefill", handoff="rendezvous", handshake_timeout_s=PATIENCE_S)
+    decode, alone = await start(handoff="rendezvous", handshake_timeout_s=PATIENCE_S), await start()
     addresses = prefill.engine.describe().rank_rendezvous_addresses
     assert len(set(addresses)) == RANKS
 

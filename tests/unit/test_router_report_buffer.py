@@ -20,6 +20,7 @@ from services.router.serving.queue_dispatcher import QueueDispatcher
 from services.router.serving.report_buffer import REPORTS_MAX, REPORTS_PER_ITERATION, ReportBuffer
 from services.router.serving.response_queue import ResponseQueue
 from services.router.workers import reservations
+from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask, core, join
 
 
@@ -101,14 +102,14 @@ async def test_a_buffered_report_closes_a_breaker_before_a_refusal(monkeypatch):
     """An ask is not refused because of a breaker that a buffered report would close."""
     monkeypatch.setattr(breaker, "PROBES_MAX", 1)
     monkeypatch.setattr(breaker, "PROBE_SUCCESSES", 1)
-    on = stage(100, breaker=BreakerSettings(failures_max=1, pause_min_s=1.0))
+    on = stage(100, breaker=BreakerSettings(failures_max=1, pause_min_s=PATIENCE_S, pause_max_s=PATIENCE_S))
     on.ask()
     lost = LostError("gone", where="d1")
     on.report(1, kind=ReportKind.FAILED, error=lost, failed_worker_id="d1")
     assert not on.buffer, "a failure is not buffered"
     with pytest.raises(UnavailableError):
         on.ask()
-    on.later_s = 1.5
+    on.later_s = 2 * PATIENCE_S
     assert isinstance(on.ask(), Placement)
     with pytest.raises(UnavailableError):
         on.ask()

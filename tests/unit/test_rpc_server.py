@@ -24,12 +24,16 @@ from kvmesh.rpc.status import from_rpc_error
 from kvmesh.telemetry import Telemetry
 from tests.conformance.tcp_proxy import TcpProxy
 from tests.patience import PATIENCE_S
+from tests.servers import closed_port
 
 NAME = "kvmesh.worker.v1.WorkerService"
 States = health_pb2.HealthCheckResponse
 
 
 class Worker(worker_pb2_grpc.WorkerServiceServicer):
+    def __init__(self) -> None:
+        self.is_draining, self.may_end = asyncio.Event(), asyncio.Event()
+
     async def Wake(self, request: Any, context: Any) -> Any:
         return worker_pb2.WakeResponse()
 
@@ -38,22 +42,23 @@ class Worker(worker_pb2_grpc.WorkerServiceServicer):
         await asyncio.Event().wait()
 
     async def Drain(self, request: Any, context: Any) -> Any:
-        await asyncio.sleep(0.2)
+        self.is_draining.set()
+        await self.may_end.wait()
         return worker_pb2.DrainResponse()
 
 
-def make_server(settings: RpcSettings) -> RpcServer:
+def make_server(settings: RpcSettings, worker: Worker | None = None) -> RpcServer:
     return RpcServer(
         settings,
         service_names=[NAME],
-        add_services=lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(Worker(), server),
+        add_services=lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker or Worker(), server),
         interceptors=server_interceptors(Telemetry.create("worker")),
     )
 
 
 async def test_health_follows_the_state_of_the_server() -> None:
     """The status is NOT_SERVING at first and again when closing starts. Watchers receive every change."""
-    settings = RpcSettings(grace_s=1)
+    settings = RpcSettings(grace_s=PATIENCE_S)
     server, pool = make_server(settings), ChannelPool(settings=settings)
     assert server.port == 0
     await server.start()
@@ -72,13 +77,23 @@ async def test_health_follows_the_state_of_the_server() -> None:
 
 async def test_calls_in_flight_finish_within_the_grace_time() -> None:
     """A call that ends within the grace time succeeds although the server is stopping."""
-    settings = RpcSettings(grace_s=5)
-    server, pool = make_server(settings), ChannelPool(settings=settings)
+    settings, worker = RpcSettings(grace_s=PATIENCE_S), Worker()
+    server, pool = make_server(settings, worker), ChannelPool(settings=settings)
     await server.start()
-    call = worker_pb2_grpc.WorkerServiceStub(pool.channel(server.address)).Drain(worker_pb2.DrainRequest())
-    await asyncio.sleep(0.05)
-    await server.aclose()
-    assert (await call).requests_in_flight == 0
+    stub = worker_pb2_grpc.WorkerServiceStub(pool.channel(server.address))
+    call = stub.Drain(worker_pb2.DrainRequest())
+    async with asyncio.timeout(PATIENCE_S):
+        await worker.is_draining.wait()
+        closing = asyncio.create_task(server.aclose())
+        # The server refuses new calls from the moment when it begins to stop.
+        while await stub.Wake(worker_pb2.WakeRequest()).code() is grpc.StatusCode.OK:
+            pass
+        # Without grace, the stop ends soon, and the call with it.
+        await asyncio.wait([closing], timeout=0.2)
+        assert not closing.done()
+        worker.may_end.set()
+        assert (await call).requests_in_flight == 0
+        await closing
     await pool.aclose()
 
 
@@ -237,22 +252,20 @@ async def test_a_recently_used_channel_is_kept() -> None:
 
 async def test_a_call_waits_for_a_server_that_starts_late() -> None:
     """A call with `wait_for_ready` succeeds soon after the server has started."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = RpcSettings(port=port, grace_s=0)
-    server, pool = (
-        make_server(settings),
-        ChannelPool(settings=settings, interceptors=channel_interceptors(Telemetry.create("frontend"))),
-    )
-    stub = worker_pb2_grpc.WorkerServiceStub(pool.channel(f"127.0.0.1:{port}"))
-    waiting = stub.Wake(worker_pb2.WakeRequest(), wait_for_ready=True, timeout=PATIENCE_S)
-    await asyncio.sleep(0.5)
-    await server.start()
-    async with asyncio.timeout(PATIENCE_S):
-        await waiting
-    await pool.aclose()
-    await server.aclose()
+    with closed_port() as port:
+        settings = RpcSettings(port=port, grace_s=0)
+        server, pool = (
+            make_server(settings),
+            ChannelPool(settings=settings, interceptors=channel_interceptors(Telemetry.create("frontend"))),
+        )
+        stub = worker_pb2_grpc.WorkerServiceStub(pool.channel(f"127.0.0.1:{port}"))
+        waiting = stub.Wake(worker_pb2.WakeRequest(), wait_for_ready=True, timeout=PATIENCE_S)
+        await asyncio.sleep(0.5)
+        await server.start()
+        async with asyncio.timeout(PATIENCE_S):
+            await waiting
+        await pool.aclose()
+        await server.aclose()
 
 
 async def test_a_slow_handshake_is_not_a_failure() -> None:

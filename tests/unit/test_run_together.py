@@ -8,6 +8,7 @@ import pytest
 
 from kvmesh.errors import LostError
 from kvmesh.lifecycle import run_together
+from tests.patience import PATIENCE_S
 
 
 async def returns(value: int, after: int = 0) -> int:
@@ -71,7 +72,7 @@ async def test_a_cancellation_at_the_time_of_a_failure_is_not_lost(order: str) -
     else:
         task.cancel()
         failing.set()
-    await asyncio.wait([task], timeout=5.0)
+    await asyncio.wait([task], timeout=PATIENCE_S)
     assert (task.cancelled(), rounds) == (True, 1)
 
 
@@ -87,7 +88,7 @@ async def test_a_cancellation_in_any_iteration_ends_the_caller() -> None:
         if task.done():
             break
         task.cancel()
-        await asyncio.wait([task], timeout=5.0)
+        await asyncio.wait([task], timeout=PATIENCE_S)
         assert task.cancelled(), moment
     else:
         raise AssertionError("run_together did not end by itself")
@@ -101,11 +102,12 @@ async def test_a_failure_leaves_no_garbage() -> None:
     gc.collect()
     gc.disable()
     try:
-        for _ in range(100):
+        # So many that other objects of the process, such as those of gRPC's threads, leave fewer cycles meanwhile.
+        for _ in range(1000):
             with suppress(LostError):
                 failing = asyncio.Event()
                 failing.set()
                 await run_together(fails(failing), returns(1))
-        assert gc.collect() < 100
+        assert gc.collect() < 1000
     finally:
         gc.enable()

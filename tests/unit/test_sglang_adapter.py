@@ -55,6 +55,7 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from tests.patience import PATIENCE_S
 
 READY = Ready(
     version="0.5.23",
@@ -116,7 +117,7 @@ class ScriptedHost:
 
     async def wait_for(self, kind: type[Any]) -> Any:
         """Returns the newest message of a type, and waits for the first one."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not (found := [each for each in self.received if isinstance(each, kind)]):
                 self._arrived.clear()
                 await self._arrived.wait()
@@ -140,7 +141,7 @@ class Rig:
         self.steps = engine.steps()
 
     async def next(self) -> StepOutput:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await anext(self.steps)
 
 
@@ -502,9 +503,11 @@ async def bootstrap_server(statuses: Iterator[int]) -> AsyncIterator[int]:
     app.router.add_get("/route", answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield runner.addresses[0][1]
-    await runner.cleanup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
 
 
 @pytest.fixture
@@ -543,14 +546,17 @@ SWITCHING = {"can_switch_role": True, "has_kv_transfer": True, "role": "decode"}
 class TestRoleChange:
     async def answer(self, rig: Rig, calls: int, *, is_done: bool = True) -> None:
         """Sends the scheduler's response to the call with this number."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(received := [each for each in rig.host.received if isinstance(each, Call)]) < calls:
                 await asyncio.sleep(0.01)
         assert (received[-1].operation, tuple(received[-1].arguments)) == ("set_role", ("prefill",))
         rig.host.send(CallResult(received[-1].call_id, is_done, "" if is_done else "requests run"))
 
-    async def test_a_role_change_waits_for_legs_and_the_scheduler(self, start: Start_, route: int) -> None:
+    async def test_a_role_change_waits_for_legs_and_the_scheduler(
+        self, start: Start_, route: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """New legs are refused meanwhile. Afterwards the description of the engine is that of the new role."""
+        monkeypatch.setattr(engine_module, "ROLE_WAIT_S", PATIENCE_S)
         async with start(_ready(bootstrap_port=route), **SWITCHING) as rig:
             before = rig.engine.describe()
             assert before.capabilities.roles == (Role.PREFILL, Role.DECODE) and before.requires_prefill
@@ -627,7 +633,7 @@ def _ready(**changes: Any) -> Ready:
 async def test_a_silent_process_is_not_responsive(start: Start_, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is responsive again with the next message of its process."""
     monkeypatch.setattr(engine_module, "SILENCE_S", 0.05)
-    async with start() as rig, asyncio.timeout(10):
+    async with start() as rig, asyncio.timeout(PATIENCE_S):
         while rig.engine.is_responsive:
             await asyncio.sleep(0.005)
         while not rig.engine.is_responsive:

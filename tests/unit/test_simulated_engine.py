@@ -57,7 +57,9 @@ async def start() -> AsyncIterator[Start]:
     network = MemoryKvNetwork(clock=SystemClock())
 
     async def make(clock: Clock | None = None, **changes: Any) -> EngineDriver:
-        settings = SimulatedSettings(**{"kv_blocks": 256, "context_tokens_max": 2048, "time_factor": 0.0, **changes})
+        patient = {"pull_timeout_s": PATIENCE_S, "lease_s": 2 * PATIENCE_S}
+        sizes = {"kv_blocks": 256, "context_tokens_max": 2048}
+        settings = SimulatedSettings(**{**patient, **sizes, "time_factor": 0.0, **changes})
         engine = FaultyEngine(settings, clock or SystemClock(), MemoryTransport(network), fault_seed=3)
         drivers.append(EngineDriver(engine, PATIENCE_S))
         return await drivers[-1].start()
@@ -273,7 +275,7 @@ class TestFaults:
             record = await decode.run(generation, handle=await prefill.prefill(generation))
             assert record.done.was_recomputed is is_lost
             assert record.tokens == expected_tokens(generation, engine_of(decode).token_range, 12)
-            await prefill.wait_blocks(0, 1.0)
+            await prefill.wait_blocks(0, PATIENCE_S)
 
     async def test_the_death_of_an_engine_is_reported(self, start: Start) -> None:
         """The consumer gets LostError, submissions are refused, and the engine's KV can no longer be read."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -29,8 +29,10 @@ from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
 from kvmesh.simulation.rendezvous import PORT, MemoryRendezvousNetwork, MemoryWire
 from tests.conformance.engine_driver import EngineDriver, Record, greedy
 from tests.patience import PATIENCE_S
+from tests.virtual_loop import run_virtual
 
 ROOMS = count(1)
+PATIENT = {"handshake_timeout_s": PATIENCE_S, "pull_timeout_s": PATIENCE_S, "lease_s": 2 * PATIENCE_S}
 
 
 @dataclass
@@ -66,14 +68,15 @@ class Pair:
 Make = Callable[..., Awaitable[Pair]]
 
 
-@pytest.fixture
-async def make() -> AsyncIterator[Make]:
+@asynccontextmanager
+async def pairs() -> AsyncIterator[Make]:
+    """Yields a function that starts a pair. Closes all engines at the end."""
     async with AsyncExitStack() as stack:
 
         async def start(*, decode: dict[str, Any] | None = None, latency_s: float = 0.0, **changes: Any) -> Pair:
             kv = MemoryKvNetwork(clock=SystemClock(), latency_s=latency_s)
             rooms = MemoryRendezvousNetwork(latency_s=latency_s)
-            base = {"kv_blocks": 256, "context_tokens_max": 2048, "time_factor": 0.0, **changes}
+            base = {"kv_blocks": 256, "context_tokens_max": 2048, "time_factor": 0.0, **PATIENT, **changes}
 
             async def engine(role: Role, name: str, **more: Any) -> EngineDriver:
                 settings = SimulatedSettings(role=role.value, handoff="rendezvous", **{**base, **more})
@@ -91,6 +94,12 @@ async def make() -> AsyncIterator[Make]:
                 kv=kv,
             )
 
+        yield start
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    async with pairs() as start:
         yield start
 
 
@@ -164,19 +173,25 @@ async def test_invalid_legs_are_refused(make: Make) -> None:
     await pair.check_free()
 
 
-async def test_a_leg_without_a_counterpart_times_out(make: Make) -> None:
-    """A single leg, or a pair with a wrong port, ends with KvLostError after `handshake_timeout_s` and frees its blocks."""
-    pair = await make(handshake_timeout_s=0.05)
-    lonely = pair.decode.submit(ask(100), rendezvous=Rendezvous(host="p", port=PORT, room=next(ROOMS)))
-    assert isinstance((await pair.decode.wait(lonely)).done.error, KvLostError)
-    where = Rendezvous(host="p", port=PORT, room=next(ROOMS))
-    lonely = pair.prefill.submit(ask(100), task=LegTask.PREFILL, rendezvous=where)
-    assert isinstance((await pair.prefill.wait(lonely)).done.error, KvLostError)
-    prefill, decode = pair.both(ask(100), port=PORT + 1)
-    assert isinstance((await pair.decode.wait(decode)).done.error, KvLostError)
-    assert isinstance((await pair.prefill.wait(prefill)).done.error, KvLostError)
-    await pair.check_free()
-    assert (await pair.answer(ask(100))).tokens == (await pair.alone.run(ask(100))).tokens
+def test_a_leg_without_a_counterpart_times_out() -> None:
+    """A single leg, or a pair with a wrong port, ends with KvLostError after `handshake_timeout_s` and frees its blocks. The same engines still
+    serve a complete pair within that time."""
+
+    async def main() -> None:
+        async with pairs() as make:
+            pair = await make(handshake_timeout_s=0.05)
+            lonely = pair.decode.submit(ask(100), rendezvous=Rendezvous(host="p", port=PORT, room=next(ROOMS)))
+            assert isinstance((await pair.decode.wait(lonely)).done.error, KvLostError)
+            where = Rendezvous(host="p", port=PORT, room=next(ROOMS))
+            lonely = pair.prefill.submit(ask(100), task=LegTask.PREFILL, rendezvous=where)
+            assert isinstance((await pair.prefill.wait(lonely)).done.error, KvLostError)
+            prefill, decode = pair.both(ask(100), port=PORT + 1)
+            assert isinstance((await pair.decode.wait(decode)).done.error, KvLostError)
+            assert isinstance((await pair.prefill.wait(prefill)).done.error, KvLostError)
+            await pair.check_free()
+            assert (await pair.answer(ask(100))).tokens == (await pair.alone.run(ask(100))).tokens
+
+    run_virtual(main())
 
 
 async def test_either_leg_may_arrive_late(make: Make) -> None:

@@ -24,6 +24,7 @@ from kvmesh.telemetry import (
 )
 from kvmesh.telemetry.metrics import ClosedSet
 from tests.collector import collecting
+from tests.patience import PATIENCE_S
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -210,7 +211,7 @@ def test_an_invalid_traceparent_starts_a_new_trace(wrong: str) -> None:
 async def test_spans_reach_a_real_collector_over_otlp() -> None:
     """With an endpoint configured, spans arrive there under the service's name, at the latest when the process closes."""
     async with collecting() as collector:
-        settings = TelemetrySettings(otlp_endpoint=collector.url)
+        settings = TelemetrySettings(otlp_endpoint=collector.url, otlp_timeout_s=PATIENCE_S)
         tracing = Tracing(settings, service="router", instance_id="r1")
         with tracing.span("place", parent=PARENT, attributes={"kvmesh.policy": "kv"}), tracing.span("inner"):
             pass

@@ -154,7 +154,7 @@ async def test_legs_are_refused_only_while_draining(rig: WorkerRig) -> None:
     assert await rig.worker.drain(0.0) == 1
     with pytest.raises(UnavailableError):
         submit(link, 2)
-    assert await rig.worker.drain(20.0) == 0 and outlet.slots() == [1]
+    assert await rig.worker.drain(PATIENCE_S) == 0 and outlet.slots() == [1]
     rig.worker.set_draining(False)
     submit(link, 2, tokens=1)
     rig.worker.stop_nowait()

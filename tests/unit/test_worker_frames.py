@@ -14,6 +14,7 @@ from kvmesh.errors import OverloadedError
 from kvmesh.worker.frames import STEPS_PER_FRAME_MAX, FrameOutlet
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.slots import LinkStep
+from tests.patience import PATIENCE_S
 from tests.virtual_loop import run_virtual
 from tests.worker_rig import SLOW, make_worker
 
@@ -42,7 +43,7 @@ class RecordingStream:
 async def drain(outlet: FrameOutlet) -> list[pb.StepFrame]:
     outlet.end_nowait()
     stream = RecordingStream()
-    await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
+    await outlet.write_frames(stream.write, heartbeat_s=PATIENCE_S, interval_s=0.0)
     return stream.frames
 
 
@@ -87,7 +88,7 @@ def test_no_token_is_lost_or_moved_within_its_slot(steps: list[list[tuple[int, l
 async def test_each_step_is_a_frame_if_the_stream_keeps_up() -> None:
     """A frame has no counts if each entry has one token."""
     outlet, stream = make_outlet(10), RecordingStream()
-    writing = asyncio.create_task(outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0))
+    writing = asyncio.create_task(outlet.write_frames(stream.write, heartbeat_s=PATIENCE_S, interval_s=0.0))
     await asyncio.sleep(0)
     for number in (1, 2):
         outlet.on_step(number, LinkStep(slots=[3, 4], token_ids=[number, 50 + number]), {})
@@ -114,7 +115,7 @@ async def test_steps_during_a_write_share_the_next_frame() -> None:
         if len(written) == 2:
             raise ConnectionError
 
-    writing = asyncio.create_task(outlet.write_frames(write, heartbeat_s=1.0, interval_s=0.0))
+    writing = asyncio.create_task(outlet.write_frames(write, heartbeat_s=PATIENCE_S, interval_s=0.0))
     await asyncio.sleep(0)
     for number in range(3):
         outlet.on_step(number, LinkStep(slots=[0], token_ids=[number]), {})
@@ -159,7 +160,7 @@ async def test_a_frontend_that_does_not_read_is_cut_off() -> None:
         outlet.on_step(number, LinkStep(slots=[0], token_ids=[number]), {})
     stream = RecordingStream()
     with pytest.raises(OverloadedError):
-        await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
+        await outlet.write_frames(stream.write, heartbeat_s=PATIENCE_S, interval_s=0.0)
     assert [list(frame.token_ids) for frame in stream.frames] == [[0, 1, 2]]
 
 
