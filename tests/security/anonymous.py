@@ -20,8 +20,10 @@ from bench.table import render
 from kvmesh.discovery.base import FRONTEND, SERVICES
 from kvmesh.identity.permissions import PERMISSIONS
 from tests.integration.mesh import RunningMesh, argv_simulated, descendants, running_mesh
+from tests.patience import PATIENCE_S
 
-TIMEOUT_S = 5.0
+PRIVATE_TIMEOUT_S = 5.0
+"""For ports that the registry does not list, which need not answer. A listed port that is slow has until PATIENCE_S."""
 METHODS = (
     *PERMISSIONS,
     "/grpc.channelz.v1.Channelz/GetServers",
@@ -108,8 +110,8 @@ async def try_ports(mesh: RunningMesh) -> list[Port]:
             host=host,
             port=port,
             what=names.get(port, "private"),
-            paths=await _http(host, port),
-            methods=await _grpc(host, port),
+            paths=await _http(host, port, timeout_s=PATIENCE_S if port in names else PRIVATE_TIMEOUT_S),
+            methods=await _grpc(host, port, timeout_s=PATIENCE_S if port in names else PRIVATE_TIMEOUT_S),
         )
         for pid, host, port in found
     ]
@@ -129,10 +131,10 @@ async def _names(mesh: RunningMesh) -> dict[int, str]:
     return names
 
 
-async def _http(host: str, port: int) -> dict[str, int]:
+async def _http(host: str, port: int, *, timeout_s: float) -> dict[str, int]:
     """Returns the statuses of the paths that answer."""
     found = {}
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         for path in PATHS:
             try:
@@ -143,7 +145,7 @@ async def _http(host: str, port: int) -> dict[str, int]:
     return found
 
 
-async def _grpc(host: str, port: int) -> tuple[str, ...]:
+async def _grpc(host: str, port: int, *, timeout_s: float) -> tuple[str, ...]:
     """Returns the methods that exist and do not refuse the call. A port without plain-text gRPC has none."""
     refusals = (
         grpc.StatusCode.UNAVAILABLE,
@@ -155,7 +157,7 @@ async def _grpc(host: str, port: int) -> tuple[str, ...]:
     found = []
     async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
         for method in METHODS:
-            code = await channel.unary_unary(method)(b"", timeout=TIMEOUT_S).code()
+            code = await channel.unary_unary(method)(b"", timeout=timeout_s).code()
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 return tuple(found)
             if code not in refusals:

@@ -29,6 +29,7 @@ from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import FrontendSettings
+from tests.conformance.manual_clock import ManualClock
 from tests.frontend_mesh import FakeMesh, StaticModels
 
 CHAT = "/v1/chat/completions"
@@ -108,7 +109,8 @@ async def frontend(
     metrics = CollectorRegistry()
     instruments = Instruments(metrics, "frontend")
     clock = SystemClock()
-    access = Access(AccessSettings(keys_file=str(keys or "")), clock, instruments=instruments)
+    # With a clock that stands still no quota refills, however long a test takes.
+    access = Access(AccessSettings(keys_file=str(keys or "")), ManualClock(), instruments=instruments)
     await access.start()
     pipeline = Pipeline(
         models=StaticModels([model]),

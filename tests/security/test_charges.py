@@ -13,10 +13,10 @@ import pytest
 
 from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
-from kvmesh.clock import SystemClock
 from services.frontend.access.access import Access
 from services.frontend.access.settings import AccessSettings
 from services.frontend.models import ServedModel
+from tests.conformance.manual_clock import ManualClock
 from tests.frontend_apps import running_apps
 from tests.frontend_mesh import FakeMesh
 from tests.patience import PATIENCE_S
@@ -110,7 +110,7 @@ async def test_uploads_are_charged(
     model: ServedModel, tmp_path: Path, limits: dict[str, int], size_bytes: int, wanted: list[int]
 ) -> None:
     """An upload counts as one request and one token per KiB. The server refuses the next upload of a key over its quota by its head."""
-    access = Access(AccessSettings(keys_file=str(key_document(tmp_path, **limits))), SystemClock())
+    access = Access(AccessSettings(keys_file=str(key_document(tmp_path, **limits))), ManualClock())
     async with running_apps([model], FakeMesh(answer=lambda _: [3, 2]), tmp_path, access=access) as running:
         statuses = []
         for _ in wanted:

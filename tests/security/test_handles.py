@@ -2,13 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.integration.mesh import argv_simulated, running_mesh
 from tests.security.handle_attacks import check_stolen_handles
 
 
-@pytest.mark.timeout(300)
 async def test_workers_refuse_stolen_handles(tmp_path: Path) -> None:
     """The decode worker refuses every misuse of a victim's handle before it reads a block, and still serves the victim."""
     async with running_mesh(tmp_path, *argv_simulated(), ready_timeout_s=180) as mesh:

@@ -13,6 +13,7 @@ import pytest
 from bench.hostile.attacks import TOKENIZE
 from bench.hostile.connection import PREFACE, Frame, header_block, http2_frame
 from services.frontend.models import ServedModel
+from tests.patience import PATIENCE_S
 from tests.security.rig import Rig, frontend
 
 STREAMS = 5000
@@ -76,7 +77,7 @@ async def test_a_flood_costs_little_and_others_are_served(rig: Rig, attack: obje
         )
         answered = asyncio.create_task(read_all(reader))
         async with grpc.aio.insecure_channel(rig.rpc_address) as channel:
-            call = channel.unary_unary(TOKENIZE)(b"", metadata=(("authorization", "Bearer good"),), timeout=30)
+            call = channel.unary_unary(TOKENIZE)(b"", metadata=(("authorization", "Bearer good"),), timeout=PATIENCE_S)
             # The empty message names no model; this status shows that the key was accepted.
             assert await call.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
     finally:

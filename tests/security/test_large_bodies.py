@@ -178,7 +178,7 @@ async def test_waiting_bodies_have_a_limit_and_can_be_cancelled() -> None:
 
 async def test_small_bodies_do_not_wait_for_large_ones(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests with small bodies are answered while a large body waits for its turn."""
-    monkeypatch.setattr("services.frontend.api.http.large_bodies.PAUSE_FACTOR", 1e6)
+    monkeypatch.setattr("services.frontend.api.http.large_bodies.PAUSE_FACTOR", 1e9)
     small, large = (
         json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x" * size}], "max_tokens": 1}).encode()
         for size in (1, LARGE_BYTES)

@@ -2,13 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.integration.mesh import argv_simulated, chat, running_mesh
 from tests.security.anonymous import try_ports
 
 
-@pytest.mark.timeout(150)
 async def test_unauthenticated_clients_get_only_the_public_api(tmp_path: Path) -> None:
     """Another user of the machine, who tries every port over HTTP and gRPC, reaches only the public API. The mesh keeps serving."""
     async with running_mesh(tmp_path, *argv_simulated("--no-gateway")) as mesh:

@@ -217,7 +217,7 @@ async def test_a_viewer_that_does_not_read_is_disconnected(tmp_path: Path, monke
     """A viewer that does not read does not buffer data, and other viewers continue."""
     monkeypatch.setattr(observer, "VIEWERS_MAX", 2)
     monkeypatch.setattr(encode, "WORKERS_MAX", 4000)
-    monkeypatch.setattr(routes, "STALLED_VIEWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(routes, "STALLED_VIEWER_TIMEOUT_S", 2.0)
     reader = Reader(workers=4000)
     async with page(tmp_path, reader) as (url, session):
         host, _, port = url.removeprefix("http://").partition(":")
