@@ -29,6 +29,8 @@ class Report:
     virtual_s: float
     wall_s: float
     cpu_s: float
+    iterations: int
+    """Of the event loop: the work of the run, the same on every machine."""
     crossings: int
     tokens: int
     outcomes: Counter[str]
@@ -100,6 +102,7 @@ async def _play(seed: int, requests: int, faults: str, shape: str, load: str, sc
         virtual_s=virtual_s,
         wall_s=time.perf_counter() - began_s[0],
         cpu_s=time.process_time() - began_s[1],
+        iterations=asyncio.get_running_loop()._selector._selects,  # type: ignore[attr-defined]
         crossings=mesh.world.trace.crossings,
         tokens=sum(ledger.tokens for ledger in ledgers.values()),
         outcomes=Counter(ledger.outcome for ledger in ledgers.values()),

@@ -18,7 +18,6 @@ def outcome_without_defect(seed: int) -> Outcome:
     return play_with(None, seed)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", [name for name, defect in DEFECTS.items() if defect.seeds])
 def test_a_planted_defect_is_found(name: str) -> None:
     """Some seed fails with the defect and passes without it. `python -m tests.simulation.defects` checks the full statement of

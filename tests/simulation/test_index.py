@@ -6,7 +6,6 @@ from services.router.index.kv_feed import KvFeed
 from tests.simulation import index
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(1, 301, 100))
 def test_the_index_is_exact_when_the_faults_have_stopped(first: int) -> None:
     """After lost, duplicated, swapped and late batches, broken streams, and restarts of routers and workers, the index is exact."""

@@ -19,8 +19,8 @@ from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 ROOT = Path(__file__).resolve().parents[2]
-CPU_S_MAX = 40.0
-"""Several times the usual duration. It is processor time, because other programs may run on the machine."""
+ITERATIONS_MAX = 220_000
+"""Twice as many iterations of the event loop as a thousand requests take."""
 
 
 def hash_elsewhere(report: Report) -> str:
@@ -37,7 +37,6 @@ def hash_elsewhere(report: Report) -> str:
     return done.stdout.split()[1]
 
 
-@pytest.mark.timeout(300)
 def test_a_thousand_requests() -> None:
     """Each of 1 000 requests ends exactly once with the right tokens, and leaves nothing behind."""
     report = run(7, 1000).check()
@@ -46,7 +45,7 @@ def test_a_thousand_requests() -> None:
         "cancelled": report.outcomes["cancelled"],
     }
     assert all(report.cancelled_in[phase.name] >= 10 for phase in CANCEL_PHASES), report.cancelled_in
-    assert report.cpu_s < CPU_S_MAX
+    assert report.iterations < ITERATIONS_MAX
 
 
 def test_runs_repeat_exactly() -> None:

@@ -12,7 +12,6 @@ EXCHANGE_FAILED = {"kv_peer_lost", "kv_pull_timeout", "rendezvous_lost", "rendez
 """How requests may end while no KV can be pulled at all, because these decode workers cannot compute prompts themselves."""
 
 
-@pytest.mark.timeout(120)
 def test_requests_repeat_exactly() -> None:
     """Each request ends exactly once with the right tokens and leaves nothing behind, also when cancelled. The run repeats message by
     message."""

@@ -33,7 +33,6 @@ sys.exit(command.main())
 SLICE = range(20)
 
 
-@pytest.mark.timeout(280)
 def test_a_sample_of_the_seeds_passes() -> None:
     """All requests end exactly once with the right answer and usage, no state is left, and all workers are used. For more seeds see
     docs/operate/reliability.md."""
@@ -205,7 +204,6 @@ def test_misleading_flags_are_reported(capsys: pytest.CaptureFixture[str]) -> No
     assert _campaign(options).topology == Topology(is_tight=True)
 
 
-@pytest.mark.timeout(280)
 def test_an_interrupt_ends_a_campaign_with_its_totals() -> None:
     """SIGINT to all processes, as from Ctrl-C, ends the campaign with status 130 and its totals, and without a stack trace."""
     campaign = subprocess.Popen(
