@@ -28,11 +28,11 @@ from kvmesh.discovery.base import DECODE, PREFILL, ROUTER
 from kvmesh.errors import MeshError
 from tests.chaos.phases import NO_QUEUE, is_freed, phase_of
 from tests.integration.mesh import RunningMesh, grpc_address, metrics_text, running_mesh, worker_metric
+from tests.patience import PATIENCE_S
 
 WAYS = ("client gone", "deadline", "call")
 BEHIND = ("nothing", "prefill", "decode", "router")
 PROMPT_TOKENS, ANSWER_TOKENS = 1200, 60
-FREED_TIMEOUT_S = 20.0
 FILLED_S = 3.0
 CATCHES = 20
 """Attempts to cancel a request on a given side. Load records arrive every 10 ms and may miss a shorter phase."""
@@ -174,10 +174,10 @@ class Cancels:
     async def _measure(self, name: str, phase: str, before: LoadRecord, cancelled_s: float, wall_s: float) -> None:
         side = self.sides[name]
         try:
-            async with asyncio.timeout(FREED_TIMEOUT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 freed_s = await side.until(lambda load: load.taken_at_s >= wall_s and is_freed(load, before))
         except TimeoutError:
-            self.times.problems.append(f"{name}, {phase}: not freed after {FREED_TIMEOUT_S:g} s: {side.load}")
+            self.times.problems.append(f"{name}, {phase}: not freed after {PATIENCE_S:g} s: {side.load}")
         else:
             self.times.add(phase, name, freed_s - cancelled_s)
 

@@ -22,6 +22,7 @@ from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "demo"
@@ -67,12 +68,12 @@ class ProcessMesh:
         """Returns the workers that the first router that answers lists."""
         for router in (await self.registry.instances(ROUTER)).instances:
             if router.takes_requests:
-                return list(await GrpcRouterClient(self._channels, router.address).list_workers(timeout_s=5))
+                return list(await GrpcRouterClient(self._channels, router.address).list_workers(timeout_s=PATIENCE_S))
         return []
 
     async def set_role(self, worker: WorkerView, role: Role) -> None:
         """Moves a worker to the other pool. Raises MeshError if the worker refuses."""
-        await GrpcWorkerClient(self._channels).set_role(worker.worker.address, role, timeout_s=5)
+        await GrpcWorkerClient(self._channels).set_role(worker.worker.address, role, timeout_s=PATIENCE_S)
 
     def name_of(self, worker: WorkerView) -> str:
         """Returns the name of a worker's process, whose process id is the end of the worker id."""
