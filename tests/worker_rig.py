@@ -1,8 +1,8 @@
 """A worker of either role behind either transport, and a frontend that checks the Attach protocol."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,6 +124,22 @@ class WorkerRig:
         await wait_until(
             lambda: self.worker.statistics().legs == 0 and self.engine.load().kv_blocks_used == 0, "all blocks are free"
         )
+
+
+@contextmanager
+def stopped(engine: FaultyEngine) -> Iterator[None]:
+    """The engine begins no step within the block, however long the block takes."""
+    step_once, goes_on = engine._step_once, asyncio.Event()
+
+    async def wait() -> None:
+        await goes_on.wait()
+
+    engine._step_once = wait  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        engine._step_once = step_once  # type: ignore[method-assign]
+        goes_on.set()
 
 
 def make_worker(engine: SimulatedSettings, settings: WorkerSettings) -> WorkerRig:

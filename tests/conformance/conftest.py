@@ -17,6 +17,7 @@ from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.simulation.registry import MemoryAgent, MemoryRegistry
 from tests.conformance.health_server import HealthServer
 from tests.conformance.tcp_proxy import TcpProxy
+from tests.patience import PATIENCE_S
 from tests.servers import consul_server
 
 TOKEN = "11111111-2222-3333-4444-555555555555"
@@ -71,7 +72,7 @@ def consul_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 def _wait_for_node_check(url: str) -> None:
     """Waits for the check of Consul's own node. Without it Consul creates no sessions; it appears a moment after the leader election."""
     request = urllib.request.Request(f"{url}/v1/health/state/passing", headers={"X-Consul-Token": TOKEN})
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2) as answer:
             if any(check["CheckID"] == "serfHealth" for check in json.load(answer)):

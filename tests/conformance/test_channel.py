@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -49,6 +50,7 @@ class Worker(worker_pb2_grpc.WorkerServiceServicer):
     """A small real servicer that records how its calls ended."""
 
     def __init__(self) -> None:
+        self.drains = 0
         self.ends: asyncio.Queue[str] = asyncio.Queue()
         self.remaining: list[float | None] = []
         self.traceparents: list[str] = []
@@ -73,6 +75,7 @@ class Worker(worker_pb2_grpc.WorkerServiceServicer):
         raise CancelledByCallerError("the request was cancelled")
 
     async def Drain(self, request: Any, context: Any) -> Any:
+        self.drains += 1
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -325,15 +328,19 @@ async def test_deadline(mesh: Mesh) -> None:
     assert none is None
     assert (await mesh.stub.SetRole(worker_pb2.SetRoleRequest(), timeout=PATIENCE_S)).role == 1
     assert (await mesh.stub.SetRole(worker_pb2.SetRoleRequest())).role == 2
-    error = await failure(mesh.stub.Drain(worker_pb2.DrainRequest(), timeout=0.05))
-    assert type(error) is DeadlineError
+    timeout_s = 0.05
+    while not mesh.worker.drains:
+        # A call whose deadline passes before it reaches the servicer shows nothing about the servicer.
+        error = await failure(mesh.stub.Drain(worker_pb2.DrainRequest(), timeout=timeout_s))
+        assert type(error) is DeadlineError
+        timeout_s = min(4 * timeout_s, PATIENCE_S)
     assert await mesh.ended() == "drain cancelled"
 
 
 async def test_cancel_reaches_a_unary_servicer(mesh: Mesh) -> None:
     """Cancelling the awaiting task cancels the servicer."""
     waiting = asyncio.ensure_future(_await(mesh.stub.Drain(worker_pb2.DrainRequest())))
-    await asyncio.sleep(0.05)
+    await until(lambda: mesh.worker.drains == 1)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -385,7 +392,7 @@ async def test_server_death(mesh: Mesh) -> None:
     stream = mesh.stub.WatchKv(worker_pb2.WatchKvRequest(resume_sequence=1, resume_epoch=2))
     await stream.read()
     unary = asyncio.ensure_future(failure(mesh.stub.Drain(worker_pb2.DrainRequest()), where="w1"))
-    await asyncio.sleep(0.05)
+    await until(lambda: mesh.worker.drains == 1)
     await mesh.kill()
     async with asyncio.timeout(PATIENCE_S):
         error = await failure(stream.read(), where="w1", has_begun=True)
@@ -434,8 +441,10 @@ async def test_trace_context_crosses(mesh: Any) -> None:
     with mesh.client_side.tracing.span("request") as root:
         await mesh.stub.Describe(worker_pb2.DescribeRequest())
         await failure(mesh.stub.LoadAdapter(worker_pb2.LoadAdapterRequest()))
-    await asyncio.sleep(0.05)
     trace_id = root.get_span_context().trace_id
+    # A side may end its span after the other side has the result.
+    await until(lambda: len(mesh.client_spans.get_finished_spans()) >= 3)
+    await until(lambda: len(mesh.server_spans.get_finished_spans()) >= 2)
     client = {each.name: each for each in mesh.client_spans.get_finished_spans()}
     server = {each.name: each for each in mesh.server_spans.get_finished_spans()}
     for name in ("kvmesh.worker.v1.WorkerService/Describe", "kvmesh.worker.v1.WorkerService/LoadAdapter"):
@@ -458,7 +467,6 @@ async def test_calls_are_counted_on_both_sides(mesh: Any) -> None:
     await call.read()
     call.cancel()
     await mesh.ended()
-    await asyncio.sleep(0.05)
     for side, telemetry in (("server", mesh.server_side), ("client", mesh.client_side)):
         counted = telemetry.registry.get_sample_value
         name = f"kvmesh_{'worker' if side == 'server' else 'frontend'}_rpc_{side}_finished_calls_total"
@@ -467,6 +475,8 @@ async def test_calls_are_counted_on_both_sides(mesh: Any) -> None:
             labels = {"method": f"kvmesh.worker.v1.WorkerService/{method}", "code": code, "reason": reason}
             return counted(name, labels)
 
+        # A side may count a call after the other side has its end.
+        await until(partial(calls, "WatchKv", "CANCELLED", "cancelled"))
         assert calls("Describe", "OK", "none") == 1
         assert calls("LoadAdapter", "RESOURCE_EXHAUSTED", "adapters_full") == 1
         assert calls("WatchKv", "CANCELLED", "cancelled") == 1
@@ -477,6 +487,12 @@ async def test_a_servicer_may_raise_cancelled(mesh: Mesh) -> None:
     """A servicer may raise that the request was cancelled. The client gets a typed error, not a cancelled call."""
     call = mesh.stub.ResetCache(worker_pb2.ResetCacheRequest())
     assert type(await failure(call)) is CancelledByCallerError
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 async def _await(call: Any) -> Any:

@@ -361,7 +361,7 @@ class TestCache:
             with pytest.raises(UnsupportedError):
                 await fleet.alone.engine.reset_cache()
             return
-        generation = fleet.greedy(3.5, max_tokens=200)
+        generation = fleet.greedy(3.5, max_tokens=LONG_ANSWER)
         running = await fleet.alone.wait_tokens(fleet.alone.submit(generation), 1)
         assert await fleet.alone.engine.reset_cache() is False
         fleet.alone.engine.cancel_nowait(running.key)

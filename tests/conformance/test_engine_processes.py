@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -60,26 +61,35 @@ async def other() -> AsyncIterator[PrefillProcess]:
     await process.aclose()
 
 
+@asynccontextmanager
+async def decode_engine(pull_timeout_s: float) -> AsyncIterator[EngineDriver]:
+    settings = SimulatedSettings(kv_blocks=512, context_tokens_max=2048, time_factor=0.0, pull_timeout_s=pull_timeout_s)
+    driver = await EngineDriver(SimulatedEngine(settings, SystemClock(), NixlTransport()), PATIENCE_S).start()
+    try:
+        yield driver
+    finally:
+        await driver.aclose()
+
+
 @pytest.fixture
 async def decode() -> AsyncIterator[EngineDriver]:
     require_part("nixl")
-    settings = SimulatedSettings(kv_blocks=512, context_tokens_max=2048, time_factor=0.0, pull_timeout_s=2.0)
-    driver = await EngineDriver(SimulatedEngine(settings, SystemClock(), NixlTransport()), PATIENCE_S).start()
-    yield driver
-    await driver.aclose()
+    async with decode_engine(pull_timeout_s=2.0) as driver:
+        yield driver
 
 
-async def test_prompts_are_pulled_from_another_process(other: PrefillProcess, decode: EngineDriver) -> None:
+async def test_prompts_are_pulled_from_another_process(other: PrefillProcess) -> None:
     """KV pulled from another process gives the same tokens as a local prompt. The reader's message then frees the source's blocks."""
-    for length in (1, 16, 100, 1000):
-        generation = greedy("demo", [length + i for i in range(length)])
-        record = await decode.run(generation, handle=await other.prefill(list(generation.token_ids)))
-        assert not record.done.was_recomputed
-        assert record.done.usage.transferred_tokens > 0
-        assert record.tokens == (await decode.run(generation)).tokens
-    async with asyncio.timeout(PATIENCE_S):
-        while await other.ask("used"):
-            await asyncio.sleep(0.02)
+    async with decode_engine(pull_timeout_s=PATIENCE_S) as decode:
+        for length in (1, 16, 100, 1000):
+            generation = greedy("demo", [length + i for i in range(length)])
+            record = await decode.run(generation, handle=await other.prefill(list(generation.token_ids)))
+            assert not record.done.was_recomputed
+            assert record.done.usage.transferred_tokens > 0
+            assert record.tokens == (await decode.run(generation)).tokens
+        async with asyncio.timeout(PATIENCE_S):
+            while await other.ask("used"):
+                await asyncio.sleep(0.02)
 
 
 async def test_transports_over_tcp() -> None:

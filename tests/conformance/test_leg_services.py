@@ -42,9 +42,13 @@ from tests.worker_rig import (
     make_leg,
     running_worker,
     serving,
+    stopped,
     submission,
     wait_until,
 )
+
+LONG_S = 10 * PATIENCE_S
+"""Timeout of legs that must not end by it, however busy the machine is."""
 
 
 @pytest.fixture(params=["grpc", "memory"])
@@ -275,8 +279,8 @@ async def test_a_frontend_that_does_not_read_is_cut_off(kind: str) -> None:
         slow = await RawFrontend.attach(rig.channel, "slow")
         other = await RawFrontend.attach(rig.channel, "other")
         # Log-probabilities fill the connection's window, which grows to megabytes, within a second or two.
-        await slow.submit(*range(50), tokens=90_000, logprobs=20)
-        await other.send(submission(1, make_leg("other", tokens=2000)))
+        await slow.submit(*range(50), tokens=90_000, logprobs=20, timeout_s=LONG_S)
+        await other.send(submission(1, make_leg("other", tokens=2000), LONG_S))
         finishes = await other.read_finishes(1)
         assert finishes[1].reason == output_pb2.FINISH_REASON_LENGTH and len(other.tokens[1]) == 2000
         await rig.wait_free()
@@ -360,7 +364,7 @@ async def test_legs_beyond_one_message_and_their_cancels(kind: str) -> None:
         link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
         sinks = [Sink() for _ in range(1024)]
         cancels = [
-            link.submit_nowait(make_leg(f"r{i}", prompt=[5] * 3000, tokens=4000), s, timeout_s=30.0)
+            link.submit_nowait(make_leg(f"r{i}", prompt=[5] * 3000, tokens=4000), s, timeout_s=LONG_S)
             for i, s in enumerate(sinks)
         ]
         for cancel in cancels:
@@ -570,7 +574,8 @@ async def test_requests_for_a_silent_worker_share_one_attempt(kind: str) -> None
             *(links.link(ref, Role.DECODE, timeout_s=0.3) for _ in range(10)), return_exceptions=True
         )
         assert all(isinstance(result, UnavailableError) for result in results)
-        assert Mute.attached == 1, "one attempt for all"
+        # None, if the timeout ends before the connection is made.
+        assert Mute.attached <= 1, "one attempt for all"
         await links.aclose()
 
 
@@ -670,10 +675,10 @@ async def test_a_leg_is_released_by_its_id(prefill: WorkerRig) -> None:
     release = pb.ReleaseKvRequest(leg_id="done")
     assert [(await stub.ReleaseKv(release)).was_held for _ in range(2)] == [True, False]
     await prefill.wait_free()
-    prefill.engine.inject(Stall(duration_s=0.3))
-    running = stub.Generate(plain("runs", LegTask.PREFILL, prompt=[5] * 400))
-    await wait_until(lambda: prefill.worker.statistics().legs == 1, "it is submitted")
-    assert (await stub.ReleaseKv(pb.ReleaseKvRequest(leg_id="runs"))).was_held
+    with stopped(prefill.engine):
+        running = stub.Generate(plain("runs", LegTask.PREFILL, prompt=[5] * 400))
+        await wait_until(lambda: prefill.worker.statistics().legs == 1, "it is submitted")
+        assert (await stub.ReleaseKv(pb.ReleaseKvRequest(leg_id="runs"))).was_held
     assert [each async for each in running][-1].finish.reason == output_pb2.FINISH_REASON_CANCELLED
     await prefill.wait_free()
     assert prefill.worker.statistics().leases == 0

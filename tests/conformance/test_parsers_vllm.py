@@ -67,7 +67,6 @@ def vllm_outcome(oracle: VllmOracle, sample: Sample) -> Outcome | str | None:
 
 
 @pytest.mark.parametrize("sample", [each for each in COMPARED if each.vllm is None], ids=lambda sample: sample.id)
-@pytest.mark.timeout(180)
 def test_outcome_equals_vllms(oracle: VllmOracle, sample: Sample) -> None:
     """Our parser returns the same content, reasoning and calls as vLLM's."""
     theirs = vllm_outcome(oracle, sample)
@@ -76,7 +75,6 @@ def test_outcome_equals_vllms(oracle: VllmOracle, sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("sample", [each for each in COMPARED if each.vllm is not None], ids=lambda sample: sample.id)
-@pytest.mark.timeout(180)
 def test_where_vllm_differs(oracle: VllmOracle, sample: Sample) -> None:
     """Our parser returns what the sample expects, vLLM's returns what the sample's `vllm` field expects, and the two differ."""
     expected = sample.vllm
@@ -94,7 +92,6 @@ def test_where_vllm_differs(oracle: VllmOracle, sample: Sample) -> None:
         assert comparable(theirs) != comparable(ours), "the parsers now agree"
 
 
-@pytest.mark.timeout(180)
 def test_docs_list_unsupported_parsers(oracle: VllmOracle) -> None:
     """Every parser name of vLLM is a family or alias here, or docs/use/parsers.md lists it. The page lists no other names."""
     page = (Path(__file__).parents[2] / "docs" / "use" / "parsers.md").read_text(encoding="utf-8")

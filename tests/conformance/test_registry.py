@@ -302,8 +302,8 @@ async def test_watch_outlives_an_outage(agent: Agent, how: str) -> None:
     async with aclosing(registry.watch(mine.service)) as views:
         await view_where(views, lambda view: len(view.instances) == 1)
         await _break(agent, how)
-        stale = await view_where(views, lambda view: True)
-        assert stale.is_stale
+        # A query that a busy machine answers too late is reported as an outage too, before this one.
+        stale = await view_where(views, lambda view: view.is_stale)
         assert [instance.instance_id for instance in stale.instances] == [mine.instance_id]
         following = asyncio.ensure_future(anext(views))
         await asyncio.wait((following,), timeout=1.5)
@@ -374,8 +374,10 @@ async def test_cancelled_watch_frees_everything(registry: ConsulRegistry) -> Non
     with pytest.raises(asyncio.CancelledError):
         await following
     assert registry.watches_open == 0
-    await asyncio.sleep(0.05)
-    assert {task for task in asyncio.all_tasks() - before if "Proxy" not in repr(task)} == set()
+    # The server notices the end of the connection a moment later.
+    async with asyncio.timeout(PATIENCE_S):
+        while {task for task in asyncio.all_tasks() - before if "Proxy" not in repr(task)}:
+            await asyncio.sleep(0.02)
 
 
 async def test_closing_the_registry_ends_its_watches(agent: Agent) -> None:

@@ -115,7 +115,6 @@ def ours(case: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
-@pytest.mark.timeout(120)
 def test_as_hugging_face_renders(oracle: Oracle, name: str) -> None:
     """Our renderer returns the same text, including whitespace, and refuses the same conversations."""
     rendered = 0
@@ -195,7 +194,6 @@ def as_taken(name: str, message: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
-@pytest.mark.timeout(120)
 def test_contents_have_the_form_that_the_template_supports(oracle: Oracle, name: str) -> None:
     """Templates that show parts get parts, others get one text. None and an empty text stay as the client sent them."""
     for messages, tools in itertools.product([*CONVERSATIONS, *OTHER_CONTENTS], (None, TOOLS)):
