@@ -130,14 +130,14 @@ class Rendezvous:
         for task, tokens in zip(tasks, expected, strict=True):
             outcome.counts[await _judge(task, tokens)] += 1
         outcome.longest_s = time.time() - began_s
-        outcome.noticed_s = max([0.0, *(at_s - began_s for at_s in self._placed_again_s())])
+        outcome.noticed_s = max([0.0, *(at_s - began_s for at_s in self.placed_again_s())])
         waking.cancel()
         if not case.is_kill:
             engine_send(engine, signal.SIGCONT)
         await self.wait_whole(workers)
         return outcome
 
-    def _placed_again_s(self) -> list[float]:
+    def placed_again_s(self) -> list[float]:
         """Returns the times at which requests were placed again, from the frontend's log."""
         lines = (self.mesh.directory / "gateway-0.log").read_text().splitlines()
         found = [json.loads(line)["time"] for line in lines if '"event":"request_placed_again"' in line]

@@ -259,7 +259,8 @@ async def test_heartbeats_thrice_per_ttl(agent: Agent, mine: Registration, monke
         heartbeats.append(health)
 
     monkeypatch.setattr(registry, "heartbeat", counted)
-    one = Presence(registry, replace(mine, ttl_s=60.0), clock=clock)
+    settings = PresenceSettings(attempt_timeout_s=PATIENCE_S)
+    one = Presence(registry, replace(mine, ttl_s=60.0), settings=settings, clock=clock)
     await one.start()
     await settle()
     for sent in range(1, 4):

@@ -70,8 +70,12 @@ class TransportProcess:
 
     async def say(self, order: str) -> str:
         """Sends an order and returns the answer."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
         self.process.stdin.write(order.encode() + b"\n")
+        return await self.answer()
+
+    async def answer(self) -> str:
+        assert self.process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             return (await self.process.stdout.readline()).decode().strip()
 
@@ -209,7 +213,9 @@ async def test_an_abandoned_pull_writes_nothing_later(how: str) -> None:
         peer = await source.say("metadata")
         assert await reader.say(f"pull {peer} {PATIENCE_S}") == "pulled"
         source.process.send_signal(signal.SIGSTOP)
-        pulling = asyncio.create_task(reader.say(f"{how} {peer} 0.2"))
+        # The reader begins before the source continues, also on a machine that is slow to run it.
+        assert await reader.say(f"acknowledged {how} {peer} 0.2") == "begun"
+        pulling = asyncio.create_task(reader.answer())
         await asyncio.sleep(1.0)
         assert not pulling.done(), "the source has not sent the requested bytes"
         source.process.send_signal(signal.SIGCONT)
@@ -278,8 +284,9 @@ async def test_small_pulls_from_a_known_peer_complete_immediately() -> None:
         for each in (reader, careful):
             await each.start(mine, lambda _: None)
             await pull(each, source.metadata, [(0, 0, 64)], timeout_s=PATIENCE_S)
-        quick = [reader.pull_nowait(source.metadata, [(100, 0, 4096)], timeout_s=PATIENCE_S) for _ in range(20)]
-        for rest in quick:
+        quick = []
+        for _ in range(20):
+            quick.append(rest := reader.pull_nowait(source.metadata, [(100, 0, 4096)], timeout_s=PATIENCE_S))
             if rest is not None:
                 await rest
         assert quick.count(None) >= 10, "most pulls must complete within the call"

@@ -6,6 +6,8 @@ cancel PEER SECONDS pulls, and cancels the pull after some seconds: "cancelled"
 clear               zeros its memory, as if another request used it now
 close-in-pull PEER  closes during a pull: "closed"
 look                "clear" if all bytes are still zero, else how many are not
+
+An order that follows the word `acknowledged` prints "begun" before its answer.
 """
 
 import asyncio
@@ -29,6 +31,9 @@ async def main(role: str) -> None:
     await transport.start(memory, lambda _: None)
     loop = asyncio.get_running_loop()
     while words := (await loop.run_in_executor(None, sys.stdin.readline)).split():
+        if words[0] == "acknowledged":
+            del words[0]
+            print("begun", flush=True)
         if words[0] == "metadata":
             answer = transport.metadata.hex()
         elif words[0] == "pull":

@@ -7,6 +7,7 @@ import asyncio
 import ipaddress
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,7 @@ def _host(text: str) -> str:
 async def try_ports(mesh: RunningMesh) -> list[Port]:
     """Returns all listening ports of the mesh with their answers without credentials."""
     names = await _names(mesh)
-    pids = (mesh.process.pid, *descendants(mesh.process.pid))
-    found = await asyncio.to_thread(lambda: list(listening(pids)))
+    found = await _sockets(mesh)
     return [
         Port(
             pid=pid,
@@ -115,6 +115,17 @@ async def try_ports(mesh: RunningMesh) -> list[Port]:
         )
         for pid, host, port in found
     ]
+
+
+async def kinds_of_ports(mesh: RunningMesh) -> Counter[str]:
+    """Counts the listening ports by kind."""
+    names = await _names(mesh)
+    return Counter(names.get(port, "private") for _, _, port in await _sockets(mesh))
+
+
+async def _sockets(mesh: RunningMesh) -> list[tuple[int, str, int]]:
+    pids = (mesh.process.pid, *descendants(mesh.process.pid))
+    return await asyncio.to_thread(lambda: list(listening(pids)))
 
 
 async def _names(mesh: RunningMesh) -> dict[int, str]:
