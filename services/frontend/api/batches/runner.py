@@ -42,10 +42,11 @@ class BatchRunner:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sweep(), name="batches-sweep")
             while True:
+                # Before the claims, so that what changes meanwhile ends the pause after them.
+                self._wakeup.clear()
                 # A store that fails is tried again after the pause.
                 with suppress(MeshError):
                     await self._claim_all(tasks)
-                self._wakeup.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._resources.settings.poll_s):
                         await self._wakeup.wait()
@@ -68,7 +69,9 @@ class BatchRunner:
     def _make_way(self) -> None:
         """Stops a batch, so that a batch of a tenant without a running batch can be claimed. Its lines in flight end first."""
         owners = Counter(run.owner for run in self._runs.values())
-        if any(run.is_leaving for run in self._runs.values()):
+        # A batch that ended while the store answered has made way.
+        has_room = len(self._runs) < self._resources.settings.running_max
+        if has_room or any(run.is_leaving for run in self._runs.values()):
             return
         # The newest run of the tenant that has most; else the one that has run longest, after its turn.
         run = max(self._runs.values(), key=lambda each: (owners[each.owner] > 1, owners[each.owner], -each.age_s))
