@@ -189,7 +189,11 @@ class RouterCore:
             feed.on_settled(computing.rank, last_block_hash=reservation.last_block_hash)
 
     def expire(self, *, now: float) -> Iterable[Reservation]:
-        return self.book.expire(now)
+        """Ends and returns the reservations whose end has come. For health, they have no verdict."""
+        expired = self.book.expire(now)
+        for reservation in expired:
+            self.health.on_expired(reservation, now)
+        return expired
 
     def check_health(self, *, now: float) -> list[HealthEvent]:
         """Checks the workers. Returns what happened to them since the previous call."""

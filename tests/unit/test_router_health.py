@@ -204,6 +204,20 @@ def test_a_cancelled_probe_has_no_verdict():
     assert router.health.count_breakers(BreakerState.HALF_OPEN) == 1
 
 
+def test_an_expired_probe_has_no_verdict():
+    """A probe whose frontend left without a report makes room for another one when its reservation expires."""
+    router = fleet_of("d1")
+    fail(router, "d1", 3, 0.0)
+    for _ in range(2):
+        place(router, 1.0)
+    router.on_stream_ended("f", now=1.0)
+    with pytest.raises(UnavailableError):
+        place(router, 10.9)
+    assert len(list(router.expire(now=11.0))) == 2
+    place(router, 11.0)
+    assert router.health.count_breakers(BreakerState.HALF_OPEN) == 1
+
+
 def test_a_silent_stream_opens_the_breaker():
     """A worker whose stream was silent is probed after it reconnects. A broken stream alone opens no breaker."""
     router = fleet_of("d1")

@@ -155,6 +155,13 @@ class HealthMonitor:
                 else:
                     self._apply(target.worker, Breaker.on_no_verdict, reservation, now=now)
 
+    def on_expired(self, reservation: Reservation, now: float) -> None:
+        """A reservation ended without a final report, for example because its frontend never read the placement."""
+        if self._not_closed or self.paths:
+            for target in (reservation.prefill, reservation.decode):
+                if target is not None:
+                    self._apply(target.worker, Breaker.on_no_verdict, reservation, now=now)
+
     def on_load_record(self, worker: RegisteredWorker, record: LoadRecord, now: float) -> None:
         """Checks whether the worker makes steps while it has work."""
         self.advance(now)
