@@ -29,8 +29,6 @@ from tests.security.test_methods import Fixed
 ACCEPTED, REFUSED = "accepted", "refused"
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """With empty settings. A server that accepts the connection answers with its own settings."""
-SILENCE_S = 10.0
-"""A port that sends nothing for this time counts as refused."""
 
 
 def issued(consul: ConsulAdmin, role: MeshRole) -> Certificates:
@@ -127,7 +125,7 @@ def _presented(address: str) -> x509.Certificate:
 
 
 def is_plain_http(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=SILENCE_S)
+    connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
     try:
         connection.request("GET", "/health")
         connection.getresponse()
@@ -139,12 +137,15 @@ def is_plain_http(host: str, port: int) -> bool:
 
 
 def s_client(host: str, port: int, certificate: Path | None = None, key: Path | None = None) -> str:
-    """Returns ACCEPTED if `openssl s_client` receives a response to the start of an HTTP/2 connection, else REFUSED."""
+    """Returns ACCEPTED if `openssl s_client` receives a response to the start of an HTTP/2 connection.
+
+    REFUSED if the server ends the connection first, or sends nothing for PATIENCE_S.
+    """
     command = ["openssl", "s_client", "-quiet", "-alpn", "h2", "-connect", f"{host}:{port}"]
     command += ["-cert", str(certificate), "-key", str(key)] if certificate and key else []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdin is not None and process.stdout is not None
-        timer = threading.Timer(SILENCE_S, process.kill)
+        timer = threading.Timer(PATIENCE_S, process.kill)
         timer.start()
         try:
             process.stdin.write(HTTP2_PREFACE)

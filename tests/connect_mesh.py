@@ -168,7 +168,7 @@ class ConnectMesh:
         command += ["--credentials", str(folder), "--mesh-identity", "consul"]
         environment = _environment(self.folder)
         return subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
+            command, cwd=ROOT, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False, env=environment
         )
 
     def count(self, service: str, event: str) -> int:
@@ -191,11 +191,35 @@ class ConnectMesh:
         except OSError as error:
             return 0, str(error)
 
-    def in_flight(self) -> int:
-        """Returns the number of requests in flight at the frontend."""
-        port = self.instances()["frontend"]["Meta"]["metrics_port"]
+    def stream(self, *, max_tokens: int, on_first: Callable[[str], object]) -> list[str] | None:
+        """Streams one completion. Returns its events, or None if it was refused. Calls `on_first` with the first event."""
+        body = {"model": "demo", "prompt": "word", "max_tokens": max_tokens, "ignore_eos": True}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        events: list[str] = []
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+                for line in response:
+                    if line.startswith(b"data: "):
+                        events.append(line.decode()[6:].strip())
+                        if len(events) == 1:
+                            on_first(events[0])
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            time.sleep(POLL_S)
+            return None
+        return events
+
+    def is_decoding(self) -> bool:
+        """Whether a request runs on the decode worker."""
+        port = self.instances()["decode"]["Meta"]["metrics_port"]
         with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=PATIENCE_S) as response:
-            return int(worker_metric(response.read().decode(), "kvmesh_frontend_inflight_requests"))
+            return worker_metric(response.read().decode(), "kvmesh_worker_running_requests") > 0
 
     def restart_agent(self, meanwhile: Callable[[], None]) -> None:
         """Kills the agent, calls `meanwhile`, and starts the agent again at the same address."""

@@ -1,6 +1,7 @@
 """Identities from a real Consul Connect: a mesh of real processes with ACLs that deny by default, and one token per role."""
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -29,7 +30,7 @@ from tests.patience import PATIENCE_S
 from tests.security.anonymous import listening
 from tests.security.test_methods import Fixed, serving
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 SERVERS = ("router", "prefill", "decode")
 STREAMS, TOKENS = 16, 800
 """Answers take 40 s. After a new root, Consul spreads new certificates over up to 30 s."""
@@ -44,8 +45,15 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectMesh]:
 
 def test_the_mesh_answers(mesh: ConnectMesh) -> None:
     """The mesh answers a long prompt with certificates, intentions and tokens from Consul only."""
-    status, body = mesh.ask(words=300)
-    assert status == 200, body
+    wait_answered(mesh, words=300)
+
+
+def wait_answered(mesh: ConnectMesh, *, words: int = 8) -> None:
+    """Waits until a new request is answered.
+
+    A single one may be refused: on a busy machine a heartbeat may be late, and the worker takes no requests until the next one.
+    """
+    wait_for(lambda: mesh.ask(words=words)[0] == 200, mesh.logs)
 
 
 def test_clients_without_a_certificate_are_refused_on_every_port(mesh: ConnectMesh) -> None:
@@ -96,19 +104,23 @@ async def test_a_server_with_another_role_is_no_decode_worker(mesh: ConnectMesh)
 def test_an_operator_has_an_identity_of_consul(mesh: ConnectMesh) -> None:
     """An operator's commands reach routers and workers, and the audit log has each change. A frontend's token does not suffice."""
     worker = mesh.instances()["prefill"]["ID"]
-    for words in (("status",), ("drain", worker), ("drain", worker, "--undo")):
+    before = mesh.count("prefill", "operator_call")
+    # `kvmesh status` waits only 2 s for the router, which may be slower on a busy machine.
+    wait_for(lambda: (done := mesh.command("operator", "status")).returncode == 0 and worker in done.stdout, mesh.logs)
+    for words in (("drain", worker), ("drain", worker, "--undo")):
         done = mesh.command("operator", *words)
         assert done.returncode == 0 and worker in done.stdout, done
-    assert mesh.count("prefill", "operator_call") == 2
+    assert mesh.count("prefill", "operator_call") == before + 2
     assert mesh.command("frontend", "drain", worker).returncode == 1
 
 
 def test_a_denied_intention_stops_calls(mesh: ConnectMesh) -> None:
     """New requests fail, and the running one ends early with an error. After the intention allows the calls again, requests succeed."""
+    settle(mesh)
     try:
         with ThreadPoolExecutor() as threads:
             running = threads.submit(mesh.ask, max_tokens=TOKENS)
-            wait_for(lambda: mesh.in_flight() == 1, mesh.logs)
+            wait_for(lambda: running.done() or mesh.is_decoding(), mesh.logs)
             mesh.consul.set_intention("kvmesh-frontend", "kvmesh-decode", "deny")
             status, body = running.result(PATIENCE_S)
         assert (status, reason_of(body)) == (503, INTENTION_DENIED), body
@@ -131,10 +143,10 @@ def test_a_worker_changes_its_role_and_its_identity(mesh: ConnectMesh) -> None:
     assert refused.returncode == 1 and "403" in refused.stderr, refused
     address = address_of(workers["prefill"])
     for role in ("decode", "prefill"):
-        done = mesh.command("operator", "role", workers["prefill"]["ID"], role)
+        done = mesh.command("operator", "role", workers["prefill"]["ID"], role, "--timeout-s", f"{PATIENCE_S:g}")
         assert done.returncode == 0, done
         wait_for(lambda role=role: presented_uri(address).endswith(f"/svc/kvmesh-{role}"), mesh.logs)
-        wait_for(lambda: mesh.ask(words=300)[0] == 200, mesh.logs)
+        wait_answered(mesh, words=300)
     assert presented_uri(address_of(workers["decode"])).endswith("/svc/kvmesh-decode")
 
 
@@ -149,22 +161,35 @@ def test_rotation_drops_no_stream(mesh: ConnectMesh) -> None:
     root."""
     settle(mesh)
     before = {name: presented_certificate(address_of(mesh.instances()[name])) for name in SERVERS}
+    is_rotated = threading.Event()
+    begun: list[str] = []
+
+    def stream() -> list[list[str]]:
+        """Streams answers until the rotation has ended. Usually the first one outlasts it. Returns the events of each."""
+        answers = []
+        while not (answers and is_rotated.is_set()):
+            # None: it was refused, as in `wait_answered`.
+            if (events := mesh.stream(max_tokens=TOKENS, on_first=begun.append)) is not None:
+                answers.append(events)
+        return answers
+
     with ThreadPoolExecutor(STREAMS) as threads:
-        answers = [threads.submit(mesh.ask, max_tokens=TOKENS, timeout_s=4 * PATIENCE_S) for _ in range(STREAMS)]
-        wait_for(lambda: mesh.in_flight() == STREAMS, mesh.logs)
-        mesh.consul.rotate_root()
-        wait_for(
-            lambda: all(
-                presented_certificate(address_of(mesh.instances()[name]))[1] != before[name][1] for name in SERVERS
-            ),
-            mesh.logs,
-        )
-        assert mesh.in_flight() == STREAMS, "the answers are too short for this test"
-        assert mesh.ask()[0] == 200  # New connections work during the rotation.
-        for answer in answers:
-            status, body = answer.result(4 * PATIENCE_S)
-            assert status == 200, body
-            assert json.loads(body)["usage"]["completion_tokens"] == TOKENS
+        streams = [threads.submit(stream) for _ in range(STREAMS)]
+        try:
+            wait_for(lambda: len(begun) >= STREAMS, mesh.logs)
+            mesh.consul.rotate_root()
+            wait_for(
+                lambda: all(
+                    presented_certificate(address_of(mesh.instances()[name]))[1] != before[name][1] for name in SERVERS
+                ),
+                mesh.logs,
+            )
+            wait_answered(mesh)  # New connections work during the rotation.
+        finally:
+            is_rotated.set()
+        for events in (answer for each in streams for answer in each.result(4 * PATIENCE_S)):
+            assert events[-1] == "[DONE]", events[-1]
+            assert json.loads(events[-2])["usage"]["completion_tokens"] == TOKENS
 
 
 def test_the_mesh_works_without_the_agent(mesh: ConnectMesh) -> None:
@@ -174,12 +199,11 @@ def test_the_mesh_works_without_the_agent(mesh: ConnectMesh) -> None:
 
     def meanwhile() -> None:
         wait_for(lambda: all(mesh.count(name, "certificates_not_renewed") for name in before), mesh.logs)
-        assert mesh.ask()[0] == 200
+        wait_answered(mesh)
 
     mesh.restart_agent(meanwhile)
     wait_for(
         lambda: all(presented_certificate(address_of(mesh.instances()[name])) != before[name] for name in SERVERS),
         mesh.logs,
     )
-    status, body = mesh.ask()
-    assert status == 200, (body, mesh.logs())
+    wait_answered(mesh)
