@@ -7,7 +7,7 @@ It counts running legs and held handles, so that tests can check that none leak.
 import asyncio
 import json
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,8 @@ class FakeMesh:
 
     answer: Callable[[Generation], Sequence[int]]
     step_s: float = 0.0
+    before_step: Callable[[Generation], Awaitable[object]] | None = None
+    """Awaited before each step of an answer: decides when the answer continues, independently of time."""
     tokens_per_step: int = 1
     rest_may_follow: asyncio.Event | None = None
     """If given, each answer waits for this event after each step."""
@@ -310,6 +312,8 @@ class FakeMesh:
         sent = 0
         while True:
             await asyncio.sleep(self.step_s)
+            if self.before_step is not None:
+                await self.before_step(generation)
             if faults.leg_after is not None and sent >= faults.leg_after:
                 error, faults.leg_after = faults.leg_error, None
                 return LegFinish(reason=FinishReason.ERROR, error=error)

@@ -17,6 +17,7 @@ import aiohttp
 import openai
 import pytest
 
+from kvmesh.core import Generation
 from kvmesh.errors import LostError, OverloadedError, UnavailableError
 from services.frontend.models import ServedModel
 from tests.batch_process import QUICK, answering
@@ -77,7 +78,7 @@ async def completed(client: openai.AsyncOpenAI, batch_id: str) -> int:
     return counts.completed
 
 
-async def wait_ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float = 60) -> Any:
+async def wait_ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float = PATIENCE_S) -> Any:
     """Polls until the batch has ended."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -164,8 +165,9 @@ async def test_batches_are_bounded(model: ServedModel, tmp_path: Path) -> None:
     """Limits apply to the lines, the bytes of a line, the bytes of a file, and the concurrent requests."""
     limits = replace(QUICK, lines_max=3, line_bytes_max=400, file_bytes_max=4096, lines_in_flight_max=2)
     settings = AppSettings(batches=limits)
+    mesh = answering(model)
     async with (
-        running_apps([model], answering(model, step_s=0.005), tmp_path, apps=settings) as running,
+        running_apps([model], mesh, tmp_path, apps=settings) as running,
         openai_client(running.url) as client,
     ):
         batch = await wait_ended(client, (await start_batch(client, jsonl(chat_line(i) for i in range(4)))).id)
@@ -175,11 +177,15 @@ async def test_batches_are_bounded(model: ServedModel, tmp_path: Path) -> None:
         with pytest.raises(openai.APIStatusError) as caught:
             await start_batch(client, b" " * 5000)
         assert caught.value.status_code == 413
+        in_flight: list[int] = []
+
+        async def count(_: Generation) -> None:
+            in_flight.append(running.pipeline.in_flight)
+
+        mesh.before_step = count
         batches = [await start_batch(client, jsonl(chat_line(i) for i in range(3))) for _ in range(2)]
-        most = 0
-        while not all([(await client.batches.retrieve(each.id)).status == "completed" for each in batches]):
-            most = max(most, running.pipeline.in_flight)
-        assert 1 <= most <= 2
+        assert [(await wait_ended(client, each.id)).status for each in batches] == ["completed"] * 2
+        assert set(in_flight) <= {1, 2}
         left = [path.name for path in list_files(tmp_path / "batches" / "files") if ".part" in path.name]
         assert not left
 
@@ -202,7 +208,7 @@ async def test_a_busy_mesh_delays_lines_and_fails_none(model: ServedModel, tmp_p
 
 async def test_cancelling_keeps_completed_lines(model: ServedModel, tmp_path: Path) -> None:
     """Lines in flight are cancelled on their workers, and every line has one record. A batch cannot be cancelled twice."""
-    mesh = answering(model, step_s=0.02)
+    mesh = answering(model, hangs_from=8)
     async with running_apps([model], mesh, tmp_path, apps=SETTINGS) as running, openai_client(running.url) as client:
         made = await start_batch(client, jsonl(chat_line(i) for i in range(40)))
         async with asyncio.timeout(PATIENCE_S):
@@ -212,7 +218,7 @@ async def test_cancelling_keeps_completed_lines(model: ServedModel, tmp_path: Pa
         batch = await wait_ended(client, made.id)
         assert batch.status == "cancelled" and batch.cancelling_at and batch.cancelled_at
         done, rest = [await read_lines(client, each) for each in (batch.output_file_id, batch.error_file_id)]
-        assert 4 <= len(done) < 40
+        assert 4 <= len(done) <= 8
         assert Counter(each["custom_id"] for each in (*done, *rest)) == Counter(f"c{i}" for i in range(40))
         assert {each["error"]["code"] for each in rest} == {"batch_cancelled"}
         assert not mesh.running and not running.pipeline.in_flight
@@ -238,15 +244,15 @@ async def test_a_batch_resumes_after_its_frontend_is_killed(
 ) -> None:
     """After kill -9, another frontend continues the batch, and no line is lost or answered twice."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.batch_process", str(model_directory), str(tmp_path), "0.02",
+        sys.executable, "-m", "tests.batch_process", str(model_directory), str(tmp_path), "0.02", "--hangs-from", "30",
         cwd=ROOT, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
     try:
-        url = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().strip()
+        url = (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).decode().strip()
         async with openai_client(url) as client:
             made = await start_batch(client, jsonl(chat_line(i) for i in range(60)))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 while (done := await completed(client, made.id)) < 8:
                     await asyncio.sleep(0.02)
     finally:
@@ -269,8 +275,16 @@ async def test_a_batch_resumes_after_its_frontend_is_killed(
 
 async def test_several_frontends_share_batches_and_run_none_twice(model: ServedModel, tmp_path: Path) -> None:
     """Each line runs once, in the frontend that holds the batch's lease."""
-    meshes = [answering(model, step_s=0.002) for _ in range(2)]
-    one = AppSettings(batches=replace(QUICK, running_max=1))
+    meshes = [answering(model) for _ in range(2)]
+
+    async def wait_for_both(_: Generation) -> None:
+        while not all(mesh.asks for mesh in meshes):
+            await asyncio.sleep(0.01)
+
+    for mesh in meshes:
+        mesh.before_step = wait_for_both
+    # A frontend that stands still for longer than its lease loses the batch, and its lines run again.
+    one = AppSettings(batches=replace(QUICK, running_max=1, lease_s=600.0))
     async with (
         running_apps([model], meshes[0], tmp_path, apps=one, instance_id="a") as first,
         running_apps([model], meshes[1], tmp_path, apps=one, instance_id="b") as second,
@@ -340,6 +354,10 @@ async def test_files_and_batches_are_listed_in_pages(running: RunningApps, clien
         assert (await running.call("GET", path))[0] == 400
 
 
+async def hang(_: Generation) -> None:
+    await asyncio.Event().wait()
+
+
 async def test_files_are_stored_unchanged_and_deleted(running: RunningApps, client: openai.AsyncOpenAI) -> None:
     """Bytes, names and sizes are unchanged. A file that a batch uses cannot be deleted."""
     data = os.urandom(3_000_000)
@@ -354,7 +372,7 @@ async def test_files_are_stored_unchanged_and_deleted(running: RunningApps, clie
     for attempt in (client.files.retrieve(file.id), client.files.content(file.id), client.files.delete(file.id)):
         with pytest.raises(openai.NotFoundError):
             await attempt
-    running.mesh.step_s = 0.05
+    running.mesh.before_step = hang
     made = await start_batch(client, jsonl(chat_line(i) for i in range(8)))
     with pytest.raises(openai.BadRequestError) as caught:
         await client.files.delete(made.input_file_id)
@@ -430,9 +448,10 @@ async def test_an_unwritable_state_directory_disables_only_batches(model: Served
 async def test_two_batches_take_turns(model: ServedModel, tmp_path: Path) -> None:
     """A short batch does not wait for the end of a long one that came first."""
     async with (
-        running_apps([model], answering(model, step_s=0.01), tmp_path, apps=SETTINGS) as running,
+        running_apps([model], answering(model, hangs_from=99), tmp_path, apps=SETTINGS) as running,
         openai_client(running.url) as client,
     ):
+        # Its last line does not end.
         long = await start_batch(client, jsonl(chat_line(i) for i in range(100)))
         short = await start_batch(client, jsonl(chat_line(i) for i in range(3)))
         assert (await wait_ended(client, short.id)).status == "completed"

@@ -77,8 +77,8 @@ async def test_results_are_those_of_their_requests(client: anthropic.AsyncAnthro
 
 async def test_a_cancelled_batch_reports_requests_that_did_not_run(model: ServedModel, tmp_path: Path) -> None:
     """Their results are `canceled`. The batch can be deleted only after it has ended."""
-    slow = answering(model, step_s=0.2)
-    async with running_apps([model], slow, tmp_path, apps=SETTINGS) as running, anthropic_client(running.url) as client:
+    mesh = answering(model, hangs_from=4)
+    async with running_apps([model], mesh, tmp_path, apps=SETTINGS) as running, anthropic_client(running.url) as client:
         made = await client.messages.batches.create(requests=[request(i) for i in range(40)])
         with pytest.raises(anthropic.BadRequestError):
             await client.messages.batches.delete(made.id)
