@@ -143,8 +143,6 @@ class FakeMesh:
 
     answer: Callable[[Generation], Sequence[int]]
     step_s: float = 0.0
-    before_step: Callable[[Generation], Awaitable[object]] | None = None
-    """Awaited before each step of an answer: decides when the answer continues, independently of time."""
     tokens_per_step: int = 1
     rest_may_follow: asyncio.Event | None = None
     """If given, each answer waits for this event after each step."""
@@ -179,6 +177,8 @@ class FakeMesh:
     running: dict[str, asyncio.Task[LegFinish]] = field(default_factory=dict)
     prefilling: int = 0
     stalled: int = 0
+    before_step: Callable[[Generation], Awaitable[object]] | None = None
+    """Awaited before each step of an answer: decides when the answer continues, independently of time."""
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
         assert timeout_s > 0

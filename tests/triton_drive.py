@@ -15,7 +15,11 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
+from tests.patience import PATIENCE_S
+
 TEXT = "one two three"
+LONG_TOKENS = 400
+"""A stream of so many takes more than a second. A response has all tokens since the previous one, so that a short stream may have only one."""
 
 
 def tensor(name: str, value: Any, datatype: str = "BYTES") -> triton.InferInput:
@@ -119,7 +123,7 @@ def collect(answers: "queue.Queue[Any]", requests: int) -> list[Any]:
     """Reads until each request has its final response or its error."""
     found, open_requests = [], requests
     while open_requests:
-        result, error = answers.get(timeout=30)
+        result, error = answers.get(timeout=PATIENCE_S)
         if error is not None:
             found.append(["", None, None, str(error.message())])
             open_requests -= 1
@@ -135,7 +139,7 @@ def streaming(client: triton.InferenceServerClient, model: str) -> dict[str, Any
     """Calls ModelStreamInfer with callbacks in a thread: several concurrent requests on one stream, one of them invalid."""
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(callback=lambda result, error: answers.put((result, error)))
-    client.async_stream_infer(model, ask(stream=True, max_tokens=8), request_id="a")
+    client.async_stream_infer(model, ask(stream=True, max_tokens=LONG_TOKENS), request_id="a")
     client.async_stream_infer(model, ask(stream=True, max_tokens=5), request_id="b", enable_empty_final_response=True)
     client.async_stream_infer(model, ask(stream=False, max_tokens=5), request_id="c")
     client.async_stream_infer(model, ask(stream=True, temperature=9), request_id="d")
@@ -147,7 +151,7 @@ def streaming(client: triton.InferenceServerClient, model: str) -> dict[str, Any
         callback=lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"}
     )
     client.async_stream_infer(model, ask(stream=True, temperature=9), request_id="f")
-    _, strict = answers.get(timeout=30)
+    _, strict = answers.get(timeout=PATIENCE_S)
     client.stop_stream()
     return {"mixed": mixed, "after": after, "strict": [str(strict.status()), str(strict.message())]}
 
@@ -158,7 +162,7 @@ async def asynchronous(address: str, model: str) -> dict[str, Any]:
         whole = await client.infer(model, ask(max_tokens=4))
 
         async def requests() -> Any:
-            yield {"model_name": model, "inputs": ask(stream=True, max_tokens=6), "request_id": "g"}
+            yield {"model_name": model, "inputs": ask(stream=True, max_tokens=LONG_TOKENS), "request_id": "g"}
 
         pieces = []
         async for result, error in client.stream_infer(requests()):

@@ -14,7 +14,8 @@ from kvmesh.discovery.base import SERVICES, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import PermissionDeniedError
-from tests.integration.mesh import ROOT, argv_simulated, running_mesh
+from tests.integration.mesh import ROOT, argv_simulated, running_mesh, wait_until
+from tests.patience import PATIENCE_S
 from tests.servers import Server, consul_server
 
 OPERATOR = "11111111-2222-3333-4444-555555555555"
@@ -40,13 +41,13 @@ def put(consul: Server, path: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(
         consul.url + path, data=json.dumps(body).encode(), headers={"X-Consul-Token": OPERATOR}, method="PUT"
     )
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         return json.load(response)
 
 
 def keys_under(consul: Server, prefix: str) -> Any:
     request = urllib.request.Request(f"{consul.url}/v1/kv/{prefix}?recurse", headers={"X-Consul-Token": OPERATOR})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         return json.load(response)
 
 
@@ -57,8 +58,11 @@ async def test_a_mesh_runs_with_the_policy(consul: Server, token: str, tmp_path:
     try:
         async with running_mesh(tmp_path, *flags, token=token) as mesh:
             for service in SERVICES:
-                view = await registry.instances(service)
-                assert [each.takes_requests for each in view.instances] == [True], (service, mesh.logs())
+
+                async def takes_requests(service: str = service) -> bool:
+                    return [each.takes_requests for each in (await registry.instances(service)).instances] == [True]
+
+                await wait_until(takes_requests, PATIENCE_S, mesh.logs)
             body = {"model": "demo", "prompt": " ".join(["word"] * 200), "max_tokens": 4}
             async with aiohttp.ClientSession() as session:
                 async with session.post(f"{mesh.url}/v1/completions", json=body) as answer:

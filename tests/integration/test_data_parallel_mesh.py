@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from kvmesh.discovery.base import DECODE, PREFILL, ROUTER
 from kvmesh.rpc.router.client import GrpcRouterClient
-from tests.integration.mesh import RunningMesh, argv_simulated, chat, running_mesh
+from tests.integration.mesh import RunningMesh, argv_simulated, chat, running_mesh, wait_until
 from tests.integration.test_mesh_simulated import instances
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
@@ -57,7 +57,13 @@ async def test_ranks_are_targets_of_their_own(handoff: str, expected: list[objec
     async with running_mesh(tmp_path, *argv) as mesh:
         answers = await asyncio.gather(*(ask(mesh, prompt) for prompt in PROMPTS * 6))
         assert [content(answer) for answer in answers] == expected * 6
-        assert await ranks_with_blocks(mesh) == {(service, rank) for service in (PREFILL, DECODE) for rank in RANKS}
+        expected_ranks = {(service, rank) for service in (PREFILL, DECODE) for rank in RANKS}
+
+        async def all_have_blocks() -> bool:
+            return await ranks_with_blocks(mesh) == expected_ranks
+
+        # The workers' events reach the router after the answers.
+        await wait_until(all_have_blocks, PATIENCE_S, mesh.logs)
         (prefill,), (decode,) = await instances(mesh.target, PREFILL), await instances(mesh.target, DECODE)
         for rank in RANKS:
             pins = {

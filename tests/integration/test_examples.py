@@ -13,6 +13,7 @@ import pytest_asyncio
 from kvmesh.client import AsyncClient, ClientSettings, Constraint, ConstraintKind, Options, SamplingParams
 from kvmesh.core import FinishReason
 from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, grpc_address, running_mesh
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,7 +35,7 @@ async def run(*command: str) -> tuple[int, str, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
@@ -90,7 +91,7 @@ async def test_the_client_against_real_processes(mesh: tuple[RunningMesh, str]) 
     shaped = SamplingParams(max_tokens=200, constraint=Constraint(kind=ConstraintKind.JSON_SCHEMA, text=schema))
     tool = {"type": "function", "function": {"name": "look", "parameters": json.loads(schema)}}
     question = [{"role": "user", "content": "Which city?"}]
-    async with AsyncClient(mesh[1], ClientSettings(timeout_s=30.0)) as client:
+    async with AsyncClient(mesh[1], ClientSettings(timeout_s=PATIENCE_S)) as client:
         found = await client.embed("demo", ["one text", "another"], dimensions=16)
         assert [len(vector) for vector in found.vectors] == [16, 16] and found.usage.prompt_tokens > 0
         token_ids = await client.tokenize("demo", "one text")

@@ -13,7 +13,7 @@ from tests.unit.router_fleets import ask
 
 async def explained(mesh: Mesh, request_id: str):
     routers = (await mesh.registry.instances(ROUTER)).instances
-    return await find_explanation(routers, mesh.channels, request_id, timeout_s=1.0)
+    return await find_explanation(routers, mesh.channels, request_id, timeout_s=PATIENCE_S)
 
 
 async def test_the_router_that_placed_the_request_explains_it():

@@ -28,6 +28,7 @@ from services.frontend.settings import HttpSettings
 from tests.batch_process import QUICK, answering
 from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import served_model, write_model
+from tests.patience import PATIENCE_S
 
 DOCUMENT = openapi_document()
 EXAMPLES = 6
@@ -64,10 +65,10 @@ def served(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     try:
-        yield asyncio.run_coroutine_threadsafe(ready.get(), loop).result(30)
+        yield asyncio.run_coroutine_threadsafe(ready.get(), loop).result(PATIENCE_S)
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(PATIENCE_S)
         loop.close()
 
 
@@ -96,7 +97,7 @@ def test_schemathesis_finds_no_mismatch(
     name_the_model(case)
     if len(repr(case.body)) > BODY_CHARACTERS_MAX:
         return  # Bodies with lists just over their maximum are refused for their size alone.
-    response = case.call(base_url=served.url, timeout=20, session=session)
+    response = case.call(base_url=served.url, timeout=PATIENCE_S, session=session)
     case.validate_response(response, checks=CHECKS)
 
 
@@ -130,7 +131,7 @@ def run(served: RunningApps, call: Coroutine[Any, Any, Any]) -> tuple[int, Any]:
             return 200, None
         return status, answer if isinstance(answer, dict) else None
 
-    return asyncio.run_coroutine_threadsafe(guarded(), loop).result(10)
+    return asyncio.run_coroutine_threadsafe(guarded(), loop).result(PATIENCE_S)
 
 
 def test_the_document_is_valid() -> None:

@@ -18,6 +18,7 @@ from services.frontend.settings import ResponsesSettings
 from services.frontend.stores import responses
 from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import CUT_OFF, EOS, FakeMesh, Faults, cut_off, served_model, tokens_of, write_model
+from tests.patience import PATIENCE_S
 
 PATH = "/v1/responses"
 TEXT = "Hello! naïve café 日本語 🙂👍🏽 one two three"
@@ -254,10 +255,11 @@ async def test_the_store_is_bounded(model: ServedModel, tmp_path: Path, monkeypa
         assert 0 < total <= 4000
     settings = ResponsesSettings(ttl_s=1)
     async with running_apps([model], answering(model), tmp_path, apps=AppSettings(responses=settings)) as running:
-        await asyncio.sleep(1.2)
+        async with asyncio.timeout(PATIENCE_S):
+            with sqlite3.connect(tmp_path / "responses.sqlite") as connection:
+                while connection.execute("SELECT size_bytes FROM totals").fetchone() != (0,):
+                    await asyncio.sleep(0.05)
         assert (await running.call("GET", f"{PATH}/{made[0]}"))[0] == 404
-    with sqlite3.connect(tmp_path / "responses.sqlite") as connection:
-        assert connection.execute("SELECT size_bytes FROM totals").fetchone() == (0,)
 
 
 async def test_chains_are_bounded_and_have_no_gap(

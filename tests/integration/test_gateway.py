@@ -113,7 +113,11 @@ async def test_one_process_is_frontend_and_router(tmp_path: Path) -> None:
         log = (tmp_path / "gateway-0.log").read_text()
         assert "Traceback" not in log
         await asyncio.wait_for(mesh.process.wait(), PATIENCE_S)
-        assert any("gateway-0" in line and "giving up after" in line for line in mesh.output), mesh.output
+        await wait_until(
+            lambda: any("gateway-0" in line and "giving up after" in line for line in mesh.output),
+            PATIENCE_S,
+            mesh.logs,
+        )
 
 
 async def _has_ended(pid: int) -> bool:
@@ -132,7 +136,7 @@ async def test_a_part_that_fails_ends_the_process(*, is_routers: bool) -> None:
             *(sys.executable, "-m", "services.gateway", "--discovery-address", "127.0.0.1:1", *argv),
             stderr=asyncio.subprocess.PIPE,
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             _, errors = await process.communicate()
     assert process.returncode == 1
     assert errors.decode().strip().splitlines()[-1].startswith("MetricsServer failed while starting")
@@ -158,7 +162,7 @@ async def test_wrong_flags_end_the_process_with_a_message(argv: list[str], words
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.gateway", *argv), stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         _, errors = await process.communicate()
     assert process.returncode
     assert words in errors.decode()

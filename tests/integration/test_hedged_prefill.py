@@ -118,7 +118,7 @@ async def test_the_prompt_of_a_stopped_prefill_worker_is_hedged(tmp_path: Path) 
         aiohttp.ClientSession(timeout=timeout) as session,
     ):
         hedged = HedgingMesh(mesh, session)
-        stopped = 0
+        stopped, is_hedged = 0, False
         while not stopped:
             prompt = hedged.prompt(LONG_TOKENS)
             # This comes first, because a long prompt may be hedged, and the request after a hedged one is not.
@@ -138,10 +138,13 @@ async def test_the_prompt_of_a_stopped_prefill_worker_is_hedged(tmp_path: Path) 
                 assert await asking == expected
                 if stopped:
                     assert process_state(stopped) == "T"
-                    assert await hedged.hedges_won() == won + 1
+                    is_hedged = await hedged.hedges_won() == won + 1
                     await wait_until(hedged.is_free, PATIENCE_S, mesh.logs())
             finally:
                 if stopped:
                     os.kill(stopped, signal.SIGCONT)
+            if not is_hedged:
+                # The prompt was finished before the worker stopped, and the decode worker computed it again.
+                stopped = 0
         await wait_until(hedged.is_free, PATIENCE_S, mesh.logs())
         assert not await hedged.reservations()

@@ -36,7 +36,7 @@ async def drive(mesh: RunningMesh) -> dict[str, Any]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    output, errors = await asyncio.wait_for(process.communicate(), 90)
+    output, errors = await asyncio.wait_for(process.communicate(), 2 * PATIENCE_S)
     assert process.returncode == 0, errors.decode()[-3000:] + mesh.logs()
 
     async def is_idle() -> bool:
