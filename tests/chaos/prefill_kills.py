@@ -23,13 +23,12 @@ from bench.figures import percentiles
 from kvmesh.cli.forked import Forked
 from tests.chaos.processes import ProcessMesh, fork_spares, process_mesh
 from tests.chaos.samples import metrics_of, total
+from tests.patience import PATIENCE_S
 
 PAUSE_S = 0.6
 """Pause in the middle of a transfer. Shorter than the time limit of a first transfer."""
-ANSWER_TIMEOUT_S = 30.0
 NOTICED_S_MAX = 1.0
 """The decode worker must notice the loss and continue with the request within this time."""
-RECOVERY_TIMEOUT_S = 20.0
 ENGINE = (
     *("--simulated-time-factor", "1", "--simulated-kv-transfer-pause-s", str(PAUSE_S)),
     *("--kv-lease-s", "10", "--kv-pull-timeout-s", "5", "--no-worker-warm-up"),
@@ -73,7 +72,7 @@ class PrefillKills:
             "model": "demo", "prompt": list(prompt), "max_tokens": 8, "temperature": 0, "ignore_eos": True,
             "return_token_ids": True, "cache_salt": salt,
         }  # fmt: skip
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             async with self.session.post(f"{self.mesh.url}/v1/completions", json=body) as response:
                 answer: Any = await response.json()
                 assert response.status == 200, answer
@@ -131,9 +130,9 @@ class PrefillKills:
         """Waits until both prefill workers take requests and all gauges are zero."""
         left: list[str] = []
         try:
-            async with asyncio.timeout(RECOVERY_TIMEOUT_S + 60.0):
+            async with asyncio.timeout(2 * PATIENCE_S):
                 await self.mesh.wait_ready(2, 1)
-            async with asyncio.timeout(RECOVERY_TIMEOUT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while left := await self._in_use():
                     await asyncio.sleep(0.05)
         except TimeoutError:
