@@ -182,6 +182,7 @@ class RouterCore:
     def settle(self, reservation: Reservation) -> None:
         """Ends a reservation, and the prediction that its prompt will be cached."""
         self.book.settle(reservation)
+        self.health.on_ended(reservation, self._now)
         if reservation.last_block_hash is None:
             return
         computing = reservation.computing_prompt
@@ -189,10 +190,10 @@ class RouterCore:
             feed.on_settled(computing.rank, last_block_hash=reservation.last_block_hash)
 
     def expire(self, *, now: float) -> Iterable[Reservation]:
-        """Ends and returns the reservations whose end has come. For health, they have no verdict."""
+        """Ends and returns the reservations whose end has come."""
         expired = self.book.expire(now)
         for reservation in expired:
-            self.health.on_expired(reservation, now)
+            self.health.on_ended(reservation, now)
         return expired
 
     def check_health(self, *, now: float) -> list[HealthEvent]:
@@ -274,6 +275,7 @@ class RouterCore:
         if not (known.is_orphaned or known.keeper) and known.request_id != request_id:
             raise InvalidRequestError(f"ask_id {ask_id} is in use on this stream", field="ask_id")
         self.book.settle(known)
+        self.health.on_ended(known, self._now)
 
     def _replace_queued(self, frontend_id: str, ask_id: int, request_id: str, *, now: float) -> None:
         """The same ask on a new stream replaces the queued one."""

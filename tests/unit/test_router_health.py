@@ -218,6 +218,19 @@ def test_an_expired_probe_has_no_verdict():
     assert router.health.count_breakers(BreakerState.HALF_OPEN) == 1
 
 
+def test_a_probe_may_be_asked_for_again():
+    """A frontend that gave up the router's stream before it read the placement sends the same ask again, which is a probe, too."""
+    router = fleet_of("d1")
+    fail(router, "d1", 3, 0.0)
+    probes = [place(router, 1.0)[0] for _ in range(2)]
+    router.on_stream_ended("f", now=1.5)
+    for number in probes:
+        assert router.ask("f", number, ask(f"r{number}", [number * 1000]), now=2.0, wall=2.0).decode.worker_id == "d1"
+    with pytest.raises(UnavailableError):
+        place(router, 2.0)
+    assert router.health.count_breakers(BreakerState.HALF_OPEN) == 1
+
+
 def test_a_silent_stream_opens_the_breaker():
     """A worker whose stream was silent is probed after it reconnects. A broken stream alone opens no breaker."""
     router = fleet_of("d1")

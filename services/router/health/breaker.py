@@ -8,7 +8,7 @@
 1. While OPEN nothing is placed; while HALF_OPEN at most `PROBES_MAX` requests are in flight, the probes; after
    `half_open_early` one.
 2. While OPEN no outcome counts; while HALF_OPEN only those of probes do. Requests placed before say nothing new.
-3. A probe whose reservation expires, or without a report for `PROBE_S_MAX`, gives its place back without a verdict.
+3. A probe whose reservation ends without a report, or without a report for `PROBE_S_MAX`, gives its place back without a verdict.
 """
 
 from collections import deque

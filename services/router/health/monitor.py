@@ -155,8 +155,8 @@ class HealthMonitor:
                 else:
                     self._apply(target.worker, Breaker.on_no_verdict, reservation, now=now)
 
-    def on_expired(self, reservation: Reservation, now: float) -> None:
-        """A reservation ended without a final report, for example because its frontend never read the placement."""
+    def on_ended(self, reservation: Reservation, now: float) -> None:
+        """A reservation ended. Without a final report, for example because its frontend never read the placement, it has no verdict."""
         if self._not_closed or self.paths:
             for target in (reservation.prefill, reservation.decode):
                 if target is not None:
