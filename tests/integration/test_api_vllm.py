@@ -20,7 +20,7 @@ from tests.integration.test_worker_commands import check_roles
 from tests.integration.vllm_model import HIDDEN, add_tokenizer, make_model
 from tests.parts import require_part
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm]
 MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 WEATHER: dict[str, Any] = {
     "type": "object",

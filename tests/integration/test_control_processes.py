@@ -51,7 +51,6 @@ async def passing(registry: ConsulRegistry, service: str) -> Instance:
     raise AssertionError("a watch does not end")
 
 
-@pytest.mark.timeout(150)
 async def test_processes_serve_and_stop():
     """Router and planner register, answer, and exit with status 0 on SIGTERM despite open streams. The router deregisters."""
     async with AsyncExitStack() as stack:

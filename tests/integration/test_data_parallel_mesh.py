@@ -15,7 +15,7 @@ from tests.integration.test_mesh_simulated import instances
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPTS = ["word " * count for count in (30, 60, 100, 200, 300)]
 RANKS = (0, 1)
 

@@ -84,7 +84,6 @@ async def refuses(client: Client) -> bool:
     return answer == FULL
 
 
-@pytest.mark.timeout(240)
 async def test_a_full_disk_loses_no_stored_data(tmp_path: Path) -> None:
     """Chats continue. Requests that need space get 503 `disk_full`. A running batch waits, and each of its lines runs exactly once."""
     folder = tmp_path / "state"

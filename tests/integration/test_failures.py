@@ -27,7 +27,6 @@ async def output_of(*words: str) -> str:
     return output.decode()
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("engine", ["simulated", "rendezvous"])
 async def test_cancels_free_both_sides(engine: str, tmp_path: Path) -> None:
     """For all ways to cancel and phases of a request, blocks, leases and queue places are freed, and no block is lost."""
@@ -59,14 +58,12 @@ def check(times: Times) -> None:
     assert times.sides >= {"prefill", "decode"}
 
 
-@pytest.mark.timeout(240)
 async def test_prefill_workers_that_die_in_a_transfer() -> None:
     """The decode worker computes the prompt itself. The answer is right, and no block, lease or leg is left."""
     require_part("nixl")
     assert "2 kills in transfer, 0 problems" in await output_of("tests.chaos.prefill_kills", "--kills", "2")
 
 
-@pytest.mark.timeout(240)
 async def test_churn_leaves_no_state() -> None:
     """Workers are killed, drained, stopped and moved between pools, and clients cancel. Answers are right, and no state is left at the end."""
     require_part("nixl")

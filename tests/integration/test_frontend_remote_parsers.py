@@ -50,7 +50,6 @@ async def answering(directory: Path, *, answers_max: int) -> AsyncIterator[tuple
 
 
 @needs_vllm
-@pytest.mark.timeout(180)
 async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
     """Calls are read whole and streamed, also after lost workers, and the number of concurrent answers is limited. If the process is killed,
     its requests fail, no session is left, and it restarts."""
@@ -96,7 +95,6 @@ async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
 
 
 @needs_vllm
-@pytest.mark.timeout(180)
 async def test_unknown_vllm_parsers_are_refused(tmp_path: Path) -> None:
     """The error names the setting and lists vLLM's parsers."""
     process = ParserProcess(write(tmp_path), tool="nope", reasoning="", answers_max=9)

@@ -89,7 +89,6 @@ async def _all_settled(mesh: RunningMesh) -> bool:
         await registry.aclose()
 
 
-@pytest.mark.timeout(150)
 async def test_one_process_is_frontend_and_router(tmp_path: Path) -> None:
     """Both parts are registered, export metrics and explain placements.
 

@@ -241,7 +241,7 @@ class Round:
         return len(asyncio.all_tasks())
 
 
-@pytest.mark.timeout(0 if MESSAGES > 20_000 else 180)
+@pytest.mark.timeout(0 if MESSAGES > 20_000 else 600)
 async def test_odd_messages_never_fail_the_server(target: Target) -> None:
     """No call ends with INTERNAL, UNKNOWN or DATA_LOSS. Afterwards no request or task is left, and memory has not grown."""
     round_ = Round(target, random.Random(SEED))

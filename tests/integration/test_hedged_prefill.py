@@ -107,7 +107,7 @@ class HedgingMesh:
         return 0
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.proves("migration", engine="simulated")
 async def test_the_prompt_of_a_stopped_prefill_worker_is_hedged(tmp_path: Path) -> None:
     """The answer arrives while the worker is stopped. When the worker continues, the cancel frees its blocks long before the lease ends."""

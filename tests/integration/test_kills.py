@@ -23,7 +23,7 @@ STOPPED = (
 """The processes that are stopped, and for how long: the frontend for longer than a placement may take, all routers for less."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.proves("migration", engine="simulated")
 async def test_a_worker_is_killed_every_second() -> None:
     """Every answer is right, streamed or not, and some continued on another worker."""
@@ -53,7 +53,7 @@ async def test_vllm_workers_are_killed(tmp_path: Path) -> None:
     assert account.kills == ["decode-0", "prefill-0"] and account.continued > 0
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_stopped_processes_resume(tmp_path: Path) -> None:
     """Processes are stopped with requests in every phase, and continue: every request gets the right answer.
 
