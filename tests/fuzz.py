@@ -30,6 +30,7 @@ from services.frontend.settings import ResponsesSettings
 from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import FakeMesh, served_model, write_model
 from tests.fuzz_bodies import ANSWERS, APP_FIELDS, FIELDS, encoded
+from tests.patience import PATIENCE_S
 
 FEATURES = frozenset({"logprobs", "logit_bias", "structured_output", "prompt_logprobs"})
 PATHS = sorted([*FIELDS, *APP_FIELDS])
@@ -37,7 +38,6 @@ MANGLED_SHARE = 0.15
 PARTS = 10
 GROWTH_BYTES_MAX = 24 << 20
 """Allowed growth from a quarter of the run to its end. The allocator alone varies by about half of it."""
-SETTLE_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +74,8 @@ class _Errors(logging.Handler):
 async def fuzz(directory: Path, *, bodies: int, seed: int, concurrency: int = 8) -> Findings:
     """Runs the fuzzer once and returns its findings."""
     findings = Findings()
+    # Tasks of earlier tests may log errors when they are collected.
+    gc.collect()
     handler = _Errors(findings)
     logging.getLogger().addHandler(handler)
     rng = random.Random(seed)
@@ -119,6 +121,10 @@ async def _part(
     for log in (mesh.asks, mesh.reports, mesh.prefills, mesh.generations, mesh.legs, mesh.released, mesh.cancelled):
         log.clear()
     gc.collect()
+    end_s = time.monotonic() + PATIENCE_S
+    # The server's tasks of calls and connections end a moment after their clients.
+    while findings.tasks and len(asyncio.all_tasks()) > findings.tasks[0] and time.monotonic() < end_s:
+        await asyncio.sleep(0.01)
     findings.tasks.append(len(asyncio.all_tasks()))
     findings.rss_bytes.append(int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES)  # noqa: ASYNC240
 
@@ -146,7 +152,7 @@ def _problem(status: int, text: str, retry_after: str) -> str:
 
 
 async def _settle(running: RunningApps, mesh: FakeMesh, findings: Findings) -> None:
-    end_s = time.monotonic() + SETTLE_S
+    end_s = time.monotonic() + PATIENCE_S
     while running.pipeline.in_flight or mesh.running or mesh.handles:
         if time.monotonic() > end_s:
             left = f"{running.pipeline.in_flight} requests, {len(mesh.running)} legs, {len(mesh.handles)} handles"

@@ -251,7 +251,10 @@ async def test_odd_messages_never_fail_the_server(target: Target) -> None:
     await round_.until(MESSAGES)
     assert not round_.failure
     assert not target.defects()
-    assert await round_.tasks_left() <= tasks
+    async with asyncio.timeout(PATIENCE_S):
+        # The server's tasks of calls end a moment after the calls.
+        while await round_.tasks_left() > tasks:
+            await asyncio.sleep(0.05)
     assert rss_bytes() - memory_bytes < GROWTH_BYTES_MAX
     codes = round_.codes
     print(dict(codes), f"memory {(rss_bytes() - memory_bytes) >> 20:+} MiB")
