@@ -1,6 +1,7 @@
 """Identities from a real Consul Connect: a mesh of real processes with ACLs that deny by default, and one token per role."""
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -108,10 +109,18 @@ def test_an_operator_has_an_identity_of_consul(mesh: ConnectMesh) -> None:
     # `kvmesh status` waits only 2 s for the router, which may be slower on a busy machine.
     wait_for(lambda: (done := mesh.command("operator", "status")).returncode == 0 and worker in done.stdout, mesh.logs)
     for words in (("drain", worker), ("drain", worker, "--undo")):
-        done = mesh.command("operator", *words)
+        done = operate(mesh, *words)
         assert done.returncode == 0 and worker in done.stdout, done
     assert mesh.count("prefill", "operator_call") == before + 2
     assert mesh.command("frontend", "drain", worker).returncode == 1
+
+
+def operate(mesh: ConnectMesh, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Runs an operator's command, again while Consul's agent has no server: on a busy machine the server may seem to have failed."""
+    done = mesh.command("operator", *words)
+    while "the registry answered 500" in done.stderr:
+        done = mesh.command("operator", *words)
+    return done
 
 
 def test_a_denied_intention_stops_calls(mesh: ConnectMesh) -> None:
@@ -139,11 +148,11 @@ def test_a_worker_changes_its_role_and_its_identity(mesh: ConnectMesh) -> None:
     """The prefill worker's policy allows both roles. It becomes a decode worker and changes back, each time with the certificate of its role,
     and the mesh answers. The decode worker's policy allows one role, so its role change is refused."""
     workers = {name: mesh.instances()[name] for name in ("prefill", "decode")}
-    refused = mesh.command("operator", "role", workers["decode"]["ID"], "prefill")
+    refused = operate(mesh, "role", workers["decode"]["ID"], "prefill")
     assert refused.returncode == 1 and "403" in refused.stderr, refused
     address = address_of(workers["prefill"])
     for role in ("decode", "prefill"):
-        done = mesh.command("operator", "role", workers["prefill"]["ID"], role, "--timeout-s", f"{PATIENCE_S:g}")
+        done = operate(mesh, "role", workers["prefill"]["ID"], role, "--timeout-s", f"{PATIENCE_S:g}")
         assert done.returncode == 0, done
         wait_for(lambda role=role: presented_uri(address).endswith(f"/svc/kvmesh-{role}"), mesh.logs)
         wait_answered(mesh, words=300)
