@@ -21,8 +21,11 @@ from kvmesh.errors import NotFoundError, UnavailableError
 STATE_FILE = "mesh.json"
 CLAIM_ATTEMPTS = 10
 """Attempts to claim a place. The last mesh that ends removes the common folder, possibly during a claim."""
-_CLEANER = 'cat >/dev/null; rm -rf -- "$1"; rmdir -- "$2" 2>/dev/null; exit 0'
-"""The helper's program. Reads until every process with the pipe has ended: `up` and its children, which die with `up`."""
+_CLEANER = 'while read -r line; do :; done; rm -rf -- "$1"; rmdir -- "$2" 2>/dev/null; exit 0'
+"""The helper's program. Reads until every process with the pipe has ended: `up` and its children, which die with `up`.
+
+It reads in the shell itself: another program would outlive a killed shell.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

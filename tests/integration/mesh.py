@@ -123,12 +123,26 @@ async def running_mesh(
         left = descendants(process.pid) if process.returncode is None else []
         if process.returncode is None:
             process.send_signal(signal.SIGINT)  # As Ctrl-C does.
-        await asyncio.wait_for(process.wait(), 60)
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
         reader.cancel()
-        alive = [pid for pid in left if process_state(pid) != "Z"]
-        for pid in alive:
-            os.kill(pid, signal.SIGKILL)
-        assert not alive, f"left behind: {alive}"
+        await _check_ended(left)
+
+
+async def _check_ended(pids: Sequence[int]) -> None:
+    """Checks that no process is left, and kills those that are.
+
+    The children of a child may end after it: the kernel kills them when it ends, or they end at the end of their input.
+    """
+
+    def alive() -> list[int]:
+        return [pid for pid in pids if process_state(pid) not in ("Z", "X")]
+
+    try:
+        await wait_until(lambda: not alive(), PATIENCE_S, lambda: f"left behind: {alive()}")
+    finally:
+        for pid in alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @asynccontextmanager
@@ -160,7 +174,7 @@ async def joined_workers(
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
-        await asyncio.wait_for(process.wait(), 60)
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
         reader.cancel()
 
 

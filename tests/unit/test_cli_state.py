@@ -13,6 +13,7 @@ import pytest
 
 from kvmesh.cli.state import claim_place, default_name, find_mesh, running_meshes, state_dir
 from kvmesh.errors import NotFoundError, UnavailableError
+from tests.integration.mesh import command_line, descendants, process_state
 
 UP = """
 import os, sys, time
@@ -104,6 +105,26 @@ def test_the_last_mesh_ends_while_meshes_are_listed(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(os, name, remove_first)
     assert not running_meshes()
     assert not state_dir().exists()
+
+
+def test_a_normal_end_leaves_no_helper(tmp_path: Path) -> None:
+    """The process that cleans up has ended before the mesh does, although a forked child still holds its pipe."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", UP, "fork"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None and process.stdin is not None
+    process.stdout.readline()
+    own = command_line(process.pid)
+    started = descendants(process.pid)
+    helpers = [pid for pid in started if command_line(pid) != own]
+    assert helpers and len(started) > len(helpers)
+    process.stdin.close()
+    process.wait()
+    left = [pid for pid in helpers if process_state(pid) != "Z"]
+    os.killpg(process.pid, signal.SIGKILL)  # The forked child.
+    process.stdout.close()
+    assert not left
+    assert not any((tmp_path / "tmp").iterdir())
 
 
 def test_a_failure_to_create_the_run_directory_leaves_nothing(tmp_path: Path) -> None:
