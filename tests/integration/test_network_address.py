@@ -51,7 +51,11 @@ def listening_ports(pids: list[int]) -> set[tuple[str, int]]:
     found = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            inode = re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
+            try:
+                target = str(link.readlink())
+            except FileNotFoundError:
+                continue  # Closed since the listing.
+            inode = re.fullmatch(r"socket:\[(\d+)\]", target)
             if inode and inode[1] in sockets:
                 host, _, port = sockets[inode[1]].rpartition(":")
                 found.add((host, int(port, 16)))

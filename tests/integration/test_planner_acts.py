@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.core import Role
-from kvmesh.core.planning import DecisionAction, DecisionOutcome, PlanReport
+from kvmesh.core.planning import Decision, DecisionAction, DecisionOutcome, PlanReport
 from kvmesh.discovery.base import PLANNER as PLANNER_SERVICE
 from kvmesh.discovery.base import ROUTER
 from kvmesh.rpc.planner_client import GrpcPlannerClient
@@ -89,10 +89,14 @@ async def test_pools_follow_the_load(
     )
     async with running_mesh(tmp_path, *argv) as mesh, planner_of(mesh) as (planner_id, client):
         expected: dict[int, object] = {}
+        decisions: dict[int, Decision] = {}
 
         def has_ready(wanted: Callable[[int], bool]) -> Callable[[], object]:
             async def is_reached() -> bool:
-                return wanted(decode_ready(await client.get_plan(timeout_s=PATIENCE_S)))
+                plan = await client.get_plan(timeout_s=PATIENCE_S)
+                # A plan has only the newest 32 decisions.
+                decisions.update({each.number: each for each in plan.decisions})
+                return wanted(decode_ready(plan))
 
             return is_reached
 
@@ -115,9 +119,8 @@ async def test_pools_follow_the_load(
         plan = await client.get_plan(timeout_s=PATIENCE_S)
         assert plan.source == "prometheus"
         assert (plan.is_leader, plan.leader_id) == (True, planner_id)
-        changes = [each for each in plan.decisions if each.action.changes_pools]
+        changes = [each for each in decisions.values() if each.action.changes_pools]
         accepted = [each for each in changes if each.outcome is DecisionOutcome.ACCEPTED]
-        # A plan has only the newest 32 decisions.
         assert len(accepted) >= 2
         assert {each.action for each in accepted} == {DecisionAction.SCALE}
         assert len({each.fencing_token for each in accepted}) == 1

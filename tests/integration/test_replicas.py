@@ -18,8 +18,10 @@ from tests.integration.mesh import RunningMesh, argv_simulated, metrics_text, ru
 from tests.patience import PATIENCE_S
 
 REQUESTS = 1000
-KILLED_AFTER = 300
+KILLED_AFTER, STARTED_MAX = 300, 450
+"""Answers before the kill, and requests that start before it."""
 FRONTENDS = 3
+PLACED = "kvmesh_router_placed_requests_total"
 AT_A_TIME = 16
 """Requests in flight per frontend."""
 
@@ -59,8 +61,15 @@ async def models(url: str) -> list[str]:
         return [each["id"] for each in (await response.json())["data"]]
 
 
+async def ask(url: str) -> None:
+    """Sends one request, and checks that it is answered."""
+    body = {"model": "demo", "prompt": "one two three", "max_tokens": 2}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+
+
 class Load:
-    """Sends `REQUESTS` requests, spread over all frontends."""
+    """Sends `REQUESTS` requests, spread over all frontends. At most STARTED_MAX of them start before `killed` is set."""
 
     def __init__(self, urls: list[str]) -> None:
         self._urls = urls
@@ -68,6 +77,7 @@ class Load:
         self.statuses: Counter[int] = Counter()
         self.problems: list[str] = []
         self.killing = asyncio.Event()
+        self.killed = asyncio.Event()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -78,6 +88,8 @@ class Load:
 
     async def _client(self, session: aiohttp.ClientSession, url: str) -> None:
         for number in self._numbers:
+            if number >= STARTED_MAX:
+                await self.killed.wait()
             generator = random.Random(number)
             prompt = [5 + (generator.randrange(20) * 7 + i) % 200 for i in range(generator.randrange(8, 120))]
             body = {"model": "demo", "prompt": prompt, "max_tokens": generator.randrange(1, 24), "ignore_eos": True}
@@ -125,20 +137,31 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
             return all([await models(url) == ["demo"] for url in urls])
 
         await wait_until(all_serve_the_model, PATIENCE_S, "every frontend knows the model")
+
+        async def uses_both(url: str) -> bool:
+            before = await metric(routers, PLACED)
+            for _ in routers:
+                await ask(url)
+            return all(now > then for now, then in zip(await metric(routers, PLACED), before, strict=True))
+
+        for url in urls:
+            await wait_until(lambda url=url: uses_both(url), PATIENCE_S, "the frontend has streams to both routers")
+        before = await metric(routers, PLACED)
         load = Load(urls)
         running = asyncio.create_task(load.run())
         await load.killing.wait()
-        placed = await metric(routers, "kvmesh_router_placed_requests_total")
-        assert min(placed) > KILLED_AFTER / 4, placed  # Both routers are in use.
+        placed = [now - then for now, then in zip(await metric(routers, PLACED), before, strict=True)]
+        assert min(placed) > KILLED_AFTER / 4, placed
         killed = next(pid for pid in mesh.pids("router"))
         os.kill(killed, signal.SIGKILL)
+        load.killed.set()
         await running
         assert not load.problems, (len(load.problems), load.problems[:5])
         assert load.statuses == {200: REQUESTS}
 
         alive = [each for each in routers if not each.instance_id.endswith(f"-{killed}")]
         assert len(alive) == 1
-        assert sum(placed) < REQUESTS / 2 < sum(await metric(alive, "kvmesh_router_placed_requests_total"))
+        assert sum(placed) < REQUESTS / 2 < sum(await metric(alive, PLACED))
 
         left: dict[str, list[float]] = {}
 

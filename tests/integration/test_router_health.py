@@ -1,5 +1,7 @@
 """Breakers, wedged workers and impossible overlap in a whole router on loopback, as frontends and operators see them."""
 
+from itertools import count
+
 import pytest
 
 from kvmesh.core import KvStored, LoadRecord, Report, ReportKind, WorkerView
@@ -11,7 +13,8 @@ from tests.integration.test_router_service import Mesh, Router, eventually, runn
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
 
-BREAKER = BreakerSettings(failures_max=3, pause_min_s=1.5)
+PAUSE_S = 60.0
+BREAKER = BreakerSettings(failures_max=3, pause_min_s=PAUSE_S)
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +51,10 @@ async def test_failures_open_a_breaker_and_a_probe_closes_it():
         with pytest.raises(UnavailableError) as refusal:
             await link.place(ask("r4", [4]), timeout_s=PATIENCE_S)
         assert refusal.value.reason == "breakers_open"
-        assert 0 < refusal.value.retry_after_s <= 1.5
+        assert 0 < refusal.value.retry_after_s <= PAUSE_S
         view = (await views(mesh, router))["d1"]
         assert (view.breaker, view.excluded_by) == ("open", "breaker_open")
+        router.clock.forward_s += PAUSE_S
         await eventually(lambda: router.takes() == {"d1"})
         assert (await views(mesh, router))["d1"].breaker == "half_open"
         probe = await link.place(ask("r5", [5]), timeout_s=PATIENCE_S)
@@ -80,9 +84,15 @@ async def test_a_worker_with_requests_that_does_not_step_is_wedged(name, role, m
         await eventually(lambda: router.core.fleet.workers[name].excluded_by == "wedged")
         assert (await views(mesh, router))[name].excluded_by == "wedged"
         assert router.metrics.get_sample_value("kvmesh_router_wedged_workers") == 1
-        stuck.load = LoadRecord(worker_id=name, epoch=1, step=10, running_requests=2)
-        await eventually(lambda: router.takes() == {"p1", "d1"})
-        await eventually(lambda: event_count(router, "worker_recovered") == 1)
+        steps = count(10)
+
+        def is_used() -> bool:
+            # With each check a new step: otherwise it would soon be wedged again.
+            stuck.load = LoadRecord(worker_id=name, epoch=1, step=next(steps), running_requests=2)
+            return router.takes() == {"p1", "d1"}
+
+        await eventually(is_used)
+        await eventually(lambda: (event_count(router, "worker_recovered") or 0) >= 1)
 
 
 async def test_impossible_overlap_is_reported_once(caplog):

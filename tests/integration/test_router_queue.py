@@ -74,6 +74,7 @@ async def test_an_ask_waits_for_room_and_its_placement_has_the_wait(caplog: pyte
     async with busy_mesh() as (mesh, router):
         link = await mesh.link(answer_timeout_s=1.0)
         first = await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
+        caplog.clear()  # On a busy machine the link may have opened its stream at the second attempt.
         began_s = time.monotonic()
         waiting = asyncio.create_task(link.place(ask("r2", [1], timeout_s=20), timeout_s=1.0))
         await eventually(lambda: router.core.queue.requests == 1)
@@ -228,8 +229,8 @@ async def test_a_stopping_router_leaves_no_ask_unanswered():
         first.servicer.end_streams()
         placed = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S)
         assert len({p.ask_id for p in placed}) == 5
-        assert first.core.queue.requests == 0
-        assert link.router_ids[0] == "router-2"
+        await eventually(lambda: first.core.queue.requests == 0)
+        await eventually(lambda: link.router_ids[:1] == ("router-2",))
 
 
 async def test_each_ask_of_a_message_is_answered():

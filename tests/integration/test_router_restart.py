@@ -4,8 +4,6 @@ import asyncio
 from contextlib import AsyncExitStack
 from random import Random
 
-import pytest
-
 from kvmesh.clock import SystemClock
 from kvmesh.core import KvRemoved, KvStored
 from kvmesh.rpc.channels import ChannelPool
@@ -47,7 +45,6 @@ def are_exact(core: RouterCore, workers: list[ToldWorker]) -> bool:
     )
 
 
-@pytest.mark.timeout(60)
 async def test_a_restarted_router_knows_the_workers_blocks():
     """Snapshots consist of several parts, and blocks change while they are read. The test starts two routers, one after the other."""
     generator = Random(5)
