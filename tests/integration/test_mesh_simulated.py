@@ -45,6 +45,16 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
         yield running
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def slow_mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
+    """A mesh of 2 + 2 workers on which 1000 tokens take longer than PATIENCE_S, so that no stream ends before a test interrupts it."""
+    slow = "--engine-args=--simulated-time-factor 1 --simulated-profile-base-s 0.1"
+    async with running_mesh(
+        tmp_path_factory.mktemp("slow"), *argv_simulated("--prefill", "2", "--decode", "2", slow)
+    ) as running:
+        yield running
+
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -97,13 +107,21 @@ async def test_the_openai_client_works(mesh: RunningMesh) -> None:
 
 async def test_the_prompts_kv_is_pulled_over_nixl(mesh: RunningMesh) -> None:
     """The decode worker pulls the KV of nearly all prompt tokens from a prefill worker."""
-    decode = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.target, DECODE)]
-    before = sum(worker_metric(text, "kvmesh_worker_transferred_tokens_total") for text in decode)
-    answer = await chat(mesh.url, "a prompt that nobody has sent before, quite long " * 10, max_tokens=5)
-    usage: Any = answer["usage"]
-    decode = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.target, DECODE)]
-    after = sum(worker_metric(text, "kvmesh_worker_transferred_tokens_total") for text in decode)
-    assert after - before >= usage["prompt_tokens"] - 64
+
+    async def transferred() -> float:
+        texts = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.target, DECODE)]
+        return sum(worker_metric(text, "kvmesh_worker_transferred_tokens_total") for text in texts)
+
+    # On a busy machine a pull may be abandoned, and the decode worker computes that prompt.
+    for number in range(5):
+        before = await transferred()
+        answer = await chat(
+            mesh.url, f"{number} is a prompt that nobody has sent before, quite long " * 10, max_tokens=5
+        )
+        usage: Any = answer["usage"]
+        if await transferred() - before >= usage["prompt_tokens"] - 64:
+            return
+    pytest.fail(f"no prompt's KV is pulled\n{mesh.logs()}")
 
 
 async def test_a_single_token_moves_no_kv(mesh: RunningMesh) -> None:
@@ -119,7 +137,11 @@ async def test_a_single_token_moves_no_kv(mesh: RunningMesh) -> None:
     before = await totals()
     asked: Any = {"max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 2}
     first: Any = await chat(mesh.url, prompt, **asked)
-    both: Any = await chat(mesh.url, prompt, n=2, **asked)
+    # On a busy machine the router may choose another worker than for the first request, so the cache may take a few turns.
+    for _ in range(5):
+        both: Any = await chat(mesh.url, prompt, n=2, **asked)
+        if both["usage"]["prompt_tokens_details"]["cached_tokens"]:
+            break
     client = openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "user", "content": prompt}]
     stream = await client.chat.completions.create(model="demo", messages=messages, stream=True, **asked)
@@ -163,8 +185,9 @@ async def test_reflection_lists_the_services(mesh: RunningMesh) -> None:
     await public.aclose()
 
 
-async def test_a_disconnect_frees_all_blocks(mesh: RunningMesh) -> None:
+async def test_a_disconnect_frees_all_blocks(slow_mesh: RunningMesh) -> None:
     """Closing the connection in the middle of a stream cancels the request on every worker and frees its blocks."""
+    mesh = slow_mesh
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": "long " * 300}],
@@ -215,12 +238,19 @@ async def test_the_clients_id_explains_its_request(mesh: RunningMesh) -> None:
             answer = await response.json()
             assert response.status == 200, answer
             given = response.headers["x-request-id"]
-        status, text = await explain(mesh, given)
-        assert status == 0, text
+        explained = ""
+
+        async def has_ended() -> bool:
+            # The frontend's last report may still be on its way to the router.
+            nonlocal explained
+            status, explained = await explain(mesh, given)
+            assert status == 0, explained
+            return "finished after" in explained
+
+        await wait_until(has_ended, PATIENCE_S, lambda: explained)
+        text = explained
         assert f"request   {given}" in text
-        assert all(
-            word in text for word in ("prefill prefill-", "decode decode-", "observed", "margin", "finished after")
-        )
+        assert all(word in text for word in ("prefill prefill-", "decode decode-", "observed", "margin"))
         assert text.count("\n*  ") == 1
         assert sum("prefill-" in line and "decode-" in line for line in text.splitlines()) >= 4
         assert (await explain(mesh, answer["id"]))[0] == 0
@@ -309,9 +339,10 @@ async def test_no_worker_gives_503_with_retry_after(mesh: RunningMesh) -> None:
     await client.aclose()
 
 
-async def test_hung_workers_are_given_up(mesh: RunningMesh) -> None:
+async def test_hung_workers_are_given_up(slow_mesh: RunningMesh) -> None:
     """Stopped processes keep their connections open. A prefill leg moves to another worker within seconds, and a stream ends with a typed
     error."""
+    mesh = slow_mesh
     url = f"{mesh.url}/v1/chat/completions"
     await chat(mesh.url, "hello there", max_tokens=3)
     # Much less than a first token may take, with a reserve for busy machines.
@@ -384,7 +415,9 @@ async def test_the_streams_of_a_killed_decode_worker_continue_on_the_other(tmp_p
         for _ in range(4):
             await chat(mesh.url, "still there?", max_tokens=3)
         await channels.aclose()
-        assert any("decode-" in line and "SIGKILL" in line for line in mesh.output), mesh.output
+        await wait_until(
+            lambda: any("decode-" in line and "SIGKILL" in line for line in mesh.output), PATIENCE_S, mesh.logs
+        )
 
         async def is_critical() -> bool:
             return sum(i.health is Health.CRITICAL for i in await instances(mesh.target, DECODE)) == 1
