@@ -178,6 +178,7 @@ class BatchRun:
     async def _run_lines(self, path: Path) -> str:
         """Runs the lines that have no result. Returns the status as which the batch was stopped; empty if all lines ran."""
         running = asyncio.create_task(self._dispatch(path), name=f"batch-lines-{self._claim.batch_id}")
+        running.add_done_callback(_retrieve)
         stopping = asyncio.create_task(self._stop.wait(), name=f"batch-stop-{self._claim.batch_id}")
         try:
             await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -234,8 +235,7 @@ class BatchRun:
     def _write_unsaved(self) -> asyncio.Task[None]:
         results, self._unsaved = self._unsaved, []
         self._writing = asyncio.create_task(self._resources.store.record(self._claim, results), name="batch-results")
-        # A stopped run does not await it, and asyncio warns of exceptions that were never retrieved.
-        self._writing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        self._writing.add_done_callback(_retrieve)
         return self._writing
 
     async def _store_rest(self) -> None:
@@ -281,3 +281,9 @@ class BatchRun:
         finally:
             await asyncio.shield(asyncio.to_thread(file.discard))
         return OutputFile(file_id=file_id, name=f"{claim.batch_id}_{kind}.jsonl", size_bytes=file.size_bytes)
+
+
+def _retrieve(ended: "asyncio.Task[None]") -> None:
+    """Reads the exception of a task that a stopped run does not await: asyncio warns of exceptions that were never retrieved."""
+    if not ended.cancelled():
+        ended.exception()
