@@ -1,10 +1,13 @@
 """An address of this machine that is not loopback, for tests of meshes on several machines."""
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -26,14 +29,19 @@ def own_address() -> Iterator[str]:
     if found and not is_loopback(found):
         yield found
         return
-    if os.getuid() or not shutil.which("ip") or _ip("link", "add", DUMMY, "type", "dummy"):
-        pytest.skip("this machine has only loopback addresses, and no dummy interface can be made")
-    try:
-        _ip("address", "add", f"{DUMMY_ADDRESS}/32", "dev", DUMMY)
-        _ip("link", "set", DUMMY, "up")
-        yield DUMMY_ADDRESS
-    finally:
-        _ip("link", "delete", DUMMY)
+    # One test at a time, because the interface has one name.
+    with (Path(tempfile.gettempdir()) / f"{DUMMY}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if shutil.which("ip"):
+            _ip("link", "delete", DUMMY)  # Of a test that was killed.
+        if os.getuid() or not shutil.which("ip") or _ip("link", "add", DUMMY, "type", "dummy"):
+            pytest.skip("this machine has only loopback addresses, and no dummy interface can be made")
+        try:
+            _ip("address", "add", f"{DUMMY_ADDRESS}/32", "dev", DUMMY)
+            _ip("link", "set", DUMMY, "up")
+            yield DUMMY_ADDRESS
+        finally:
+            _ip("link", "delete", DUMMY)
 
 
 def _ip(*words: str) -> int:

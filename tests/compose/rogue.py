@@ -19,6 +19,8 @@ from kvmesh.identity.authority import Authority
 from kvmesh.identity.roles import SERVER_NAME, MeshRole
 
 CONSUL = "http://consul:8500"
+TIMEOUT_S = 60.0
+"""A refusal takes milliseconds. On a busy machine a shorter timeout may end a call before the refusal."""
 WATCH_S = 8.0
 """Routers and frontends read the registry at once and connect to new instances."""
 
@@ -28,7 +30,7 @@ def call_consul(method: str, path: str, body: object = None, token: str = "") ->
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(CONSUL + path, data=data, headers={"X-Consul-Token": token}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -42,7 +44,7 @@ def drain(address: str, credentials: grpc.ChannelCredentials | None) -> str:
     )
     with channel:
         try:
-            worker_pb2_grpc.WorkerServiceStub(channel).Drain(worker_pb2.DrainRequest(), timeout=5)
+            worker_pb2_grpc.WorkerServiceStub(channel).Drain(worker_pb2.DrainRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             return str(error.code().name)
     return "OK"

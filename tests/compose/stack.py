@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from tests.compose.daemon import BASE_IMAGE, FOLDER, Docker, make_base_image
 from tests.parts import ROOT, require_part
+from tests.patience import PATIENCE_S
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PUBLISHED = ("KVMESH", "PROMETHEUS", "CONSUL", "COLLECTOR")
@@ -88,7 +89,9 @@ class Stack:
 
 def get_json(url: str, headers: Mapping[str, str] | None = None) -> Any:
     """Sends a GET request and parses the JSON body."""
-    with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers or {})), timeout=10) as response:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, headers=dict(headers or {})), timeout=PATIENCE_S
+    ) as response:
         return json.load(response)
 
 
