@@ -30,12 +30,14 @@ async def test_requests_are_answered_while_the_router_hangs(mesh: RunningMesh) -
     expected = await answer(mesh)
     assert len(mesh.pids("frontend")) == 1 and not mesh.pids("gateway")
     (router,) = mesh.pids("router")
+    log = mesh.directory / "frontend-0.log"
+    # A request that came before the frontend had a stream to the router was placed without it, too.
+    before = log.read_text().count("placing_without_router")
     os.kill(router, signal.SIGSTOP)
     try:
         for _ in range(4):
             assert await answer(mesh) == expected
-        log = (mesh.directory / "frontend-0.log").read_text()
-        assert log.count("placing_without_router") == 1, log
+        assert log.read_text().count("placing_without_router") == before + 1, log.read_text()
     finally:
         os.kill(router, signal.SIGCONT)
     assert await answer(mesh) == expected

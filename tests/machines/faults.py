@@ -165,6 +165,8 @@ async def measure(mesh: Machines, name: str, questions: Questions, *, fault_s: f
     started_s = loop.time()
     async with traffic.running():
         await asyncio.sleep(BEFORE_S)
+        while not traffic.samples.between(started_s, loop.time()).samples:
+            await asyncio.sleep(0.1)
         usual_s = traffic.samples.between(started_s, loop.time()).usual_s
         limit_s = usual_s + LATE_S
         async with {**FAULTS, **COMBINED}[name](mesh):

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tests.chaos.hosts import Hosts, run
+from tests.patience import PATIENCE_S
 
 TUN_SET_INTERFACE = 0x400454CA
 NO_PACKET_INFORMATION, TUN = 0x1000, 0x0001
@@ -24,7 +25,6 @@ PACKET_BYTES_MAX = 1 << 16
 QUEUE_PACKETS_MAX = 100_000
 DEVICE = "kvslow"
 TABLE = "77"
-START_S_MAX = 10.0
 
 
 def serve(device: str, *, delay_s: float, loss: float, seed: int) -> None:
@@ -72,11 +72,11 @@ def slow_paths(hosts: Hosts, pairs: Sequence[tuple[str, str]], *, delay_s: float
 
 
 def _wait_for_device(hosts: Hosts) -> None:
-    end = time.monotonic() + START_S_MAX
+    end = time.monotonic() + PATIENCE_S
     show = [*hosts.router, "ip", "link", "show", "up", "dev", DEVICE]
     while not subprocess.run(show, capture_output=True, check=False).stdout:
         if time.monotonic() > end:
-            raise RuntimeError(f"{DEVICE} does not exist after {START_S_MAX:g} s")
+            raise RuntimeError(f"{DEVICE} does not exist after {PATIENCE_S:g} s")
         time.sleep(0.05)
 
 

@@ -173,7 +173,7 @@ async def test_two_hosts(tmp_path: Path) -> None:
         typist.exports = "\n".join(line for line in typed["Host B"].splitlines() if line.startswith("export")) + "\n"
         await typist.until(2, curl + " --fail | grep my-llama")
         await typist.until(2, inspect[0], is_healthy(pairs=1))
-        assert "warning" not in await typist.type(2, inspect[1])
+        await typist.until(2, inspect[1], lambda shown: "warning" not in shown)
         await check_answers(typist, 2, "http://10.0.0.1:8000")
 
 
@@ -195,7 +195,7 @@ async def test_one_command_and_a_worker_that_joins(tmp_path: Path) -> None:
         # `kvmesh up` also starts a prefill and a decode worker.
         await typist.until(1, "curl --fail http://10.0.0.1:8000/health")
         await typist.until(1, inspect, is_healthy(pairs=2))
-        assert "warning" not in await typist.type(1, status)
+        await typist.until(1, status, lambda shown: "warning" not in shown)
         await check_answers(typist, 2, "http://10.0.0.1:8000")
 
 
