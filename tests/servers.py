@@ -1,5 +1,6 @@
 """Real Consul and Prometheus servers on loopback."""
 
+import errno
 import json
 import shutil
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tests.parts import require_part
@@ -18,6 +20,9 @@ from tests.parts import require_part
 HOST = "127.0.0.1"
 # On two busy cores Consul elects itself leader within 3 s and Prometheus answers within 1 s.
 START_S_MAX = 60.0
+PORTS = (10_000, 20_000)
+_random = Random()
+"""Its own generator: hypothesis gives the shared one the same seed in each process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +41,22 @@ class Server:
 
 
 def free_ports(count: int, host: str = HOST) -> list[int]:
-    """Returns different free ports of an address. Another process may still take one before the test does."""
+    """Returns different free ports of an address. Another process may still take one before the test does.
+
+    They are below the kernel's ephemeral range, so that no outgoing connection takes one.
+    """
+    found: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((host, 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(found) < count:
+            probe, port = stack.enter_context(socket.socket()), _random.randrange(*PORTS)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                found.append(port)
+    return found
 
 
 @contextmanager

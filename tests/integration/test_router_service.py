@@ -39,6 +39,7 @@ from services.router.serving.maintenance import Maintenance
 from services.router.serving.membership import FleetMembership
 from tests.integration.workers import ToldWorker
 from tests.patience import PATIENCE_S
+from tests.servers import free_ports
 from tests.unit.router_fleets import ask
 
 
@@ -143,7 +144,8 @@ class Mesh:
 
     async def worker(self, name: str, role: str, **options) -> ToldWorker:
         worker = ToldWorker(name, role, **options)
-        await worker.start(self.registry)
+        # A worker that starts again needs its port, which no outgoing connection may take meanwhile.
+        await worker.start(self.registry, port=free_ports(1)[0])
         self.stack.push_async_callback(worker.die)
         return worker
 
@@ -430,13 +432,14 @@ async def test_a_router_that_joins_gets_its_streams(caplog: pytest.LogCaptureFix
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
         routers = {name: await mesh.router(name) for name in NAMES[:2]}
-        link = await mesh.link(move_pause_s=0.05)
+        # The limits of a silent router and of a stream that is left would end streams on a busy machine.
+        link = await mesh.link(move_pause_s=0.05, answer_timeout_s=PATIENCE_S, leave_s=PATIENCE_S)
         await eventually(lambda: len(link.router_ids) == 2 and all(r.takes() == {"d1"} for r in routers.values()))
         done = 0
 
         async def request(number: int) -> None:
             nonlocal done
-            placed = await link.place(ask(f"r{number}", [1], timeout_s=20), timeout_s=PATIENCE_S)
+            placed = await link.place(ask(f"r{number}", [1], timeout_s=PATIENCE_S), timeout_s=PATIENCE_S)
             await asyncio.sleep(0.05)
             link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.05))
             done += 1
