@@ -177,7 +177,7 @@ async def test_logit_bias(engines: Engines, alone: EngineDriver) -> None:
 @pytest.mark.proves("priority", engine="sglang")
 async def test_a_larger_priority_goes_first(engines: Engines, alone: EngineDriver) -> None:
     """Of the requests that wait behind a full batch, the one with the larger priority runs first."""
-    running = [alone.submit(engines.greedy(10, max_tokens=tokens)) for tokens in (150, 400)]
+    running = [alone.submit(engines.greedy(10, max_tokens=tokens)) for tokens in (400, 500)]
     for record in running:
         await alone.wait_tokens(record, 1)
     low = alone.submit(replace(engines.greedy(10, max_tokens=30), priority=-5))
@@ -264,6 +264,13 @@ async def test_mooncake_with_retraction(engines: Engines, alone: EngineDriver, m
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(engines: Engines) -> tuple[EngineDriver, EngineDriver]:
+    prefill, decode = await asyncio.gather(engines.start(role="prefill"), engines.start(role="decode"))
+    return prefill, decode
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def impatient_pair(engines: Engines) -> tuple[EngineDriver, EngineDriver]:
+    """A pair whose legs soon give up a counterpart. On a busy machine a handoff may take longer than that."""
     limits = {"pull_timeout_s": 2.0, "lease_s": 3.0}
     prefill, decode = await asyncio.gather(
         engines.start(role="prefill", **limits), engines.start(role="decode", **limits)
@@ -306,13 +313,20 @@ async def test_constraints_over_a_pair(
         assert await hand_over(engines, pair, generation) == (await alone.run(generation)).tokens
 
 
+async def check_works(engines: Engines, pair: tuple[EngineDriver, EngineDriver]) -> None:
+    """Checks that the pair answers a request, which is repeated as the frontend does after lost KV."""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(await hand_over(engines, pair, engines.greedy(40))) != 8:
+            pass
+
+
 @pytest.mark.parametrize("side", ["decode", "prefill"])
 async def test_a_leg_without_its_counterpart_ends(
-    engines: Engines, pair: tuple[EngineDriver, EngineDriver], side: str
+    engines: Engines, impatient_pair: tuple[EngineDriver, EngineDriver], side: str
 ) -> None:
     """The leg ends within seconds with the error after which the frontend places the request again. No block stays in use, and the pair still
     works."""
-    prefill, decode = pair
+    prefill, decode = impatient_pair
     generation, where = engines.greedy(40), engines.room(prefill)
     if side == "decode":
         driver, record = decode, decode.submit(generation, rendezvous=where)
@@ -320,7 +334,7 @@ async def test_a_leg_without_its_counterpart_ends(
         driver, record = prefill, prefill.submit(generation, task=LegTask.PREFILL, rendezvous=where)
     assert isinstance((await driver.wait(record)).done.error, KvLostError)
     await driver.wait_blocks(0, PATIENCE_S)
-    assert len(await hand_over(engines, pair, engines.greedy(40))) == 8
+    await check_works(engines, impatient_pair)
 
 
 @pytest.mark.parametrize("side", ["decode", "prefill"])
@@ -359,9 +373,9 @@ async def test_the_fake_backend_serves_no_clients(engines: Engines, pair: tuple[
         await engines.start(role="prefill", transfer_backend="fake")
 
 
-async def test_a_wrong_bootstrap_port(engines: Engines, pair: tuple[EngineDriver, EngineDriver]) -> None:
+async def test_a_wrong_bootstrap_port(engines: Engines, impatient_pair: tuple[EngineDriver, EngineDriver]) -> None:
     """No server listens there. The decode leg ends by itself although the prefill leg waits, and the pair still works."""
-    prefill, decode = pair
+    prefill, decode = impatient_pair
     (port,) = free_ports(1)
     where, generation = replace(engines.room(prefill), port=port), engines.greedy(40)
     record = decode.submit(generation, rendezvous=where)
@@ -369,7 +383,7 @@ async def test_a_wrong_bootstrap_port(engines: Engines, pair: tuple[EngineDriver
     for driver, leg in ((decode, record), (prefill, source)):
         assert isinstance((await driver.wait(leg)).done.error, KvLostError)
         await driver.wait_blocks(0, PATIENCE_S)
-    assert len(await hand_over(engines, pair, engines.greedy(40))) == 8
+    await check_works(engines, impatient_pair)
 
 
 async def test_failures_that_sglang_injects(engines: Engines, alone: EngineDriver) -> None:

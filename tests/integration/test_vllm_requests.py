@@ -200,7 +200,7 @@ async def test_a_cancel_is_answered_before_the_next_step(make: Make) -> None:
     engine = await make("decode")
     others = [engine.submit(LegTask.GENERATE, greedy(100, seed=seed, tokens=1900)) for seed in range(4)]
     for _ in range(10):
-        key = engine.submit(LegTask.GENERATE, greedy(100, seed=9, tokens=500))
+        key = engine.submit(LegTask.GENERATE, greedy(100, seed=9, tokens=1900))
         await engine.got[key].first.wait()
         engine.engine.cancel_nowait(key)
         await engine.result(key)
@@ -218,7 +218,8 @@ async def test_a_cancel_is_answered_before_the_next_step(make: Make) -> None:
 async def test_adapters_of_one_name_are_distinguished_by_content(make: Make, tmp_path: Path) -> None:
     """An engine does not read KV of an adapter if its own adapter of that name has other weights. The next adapter with the same name and
     path does not find the old one's blocks in the cache. With equal weights from any path, KV is handed off."""
-    prefill, decode = await asyncio.gather(make("prefill", enable_lora=True), make("decode", enable_lora=True))
+    options = {"enable_lora": True, "pull_timeout_s": 25.0}
+    prefill, decode = await asyncio.gather(make("prefill", **options), make("decode", **options))
     source = make_adapter(tmp_path / "old", seed=1)
     await prefill.engine.load_adapter("a", str(make_adapter(tmp_path / "new", seed=2)))
     await decode.engine.load_adapter("a", str(source))

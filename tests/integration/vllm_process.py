@@ -23,6 +23,7 @@ from kvmesh.engines.vllm.engine import VllmEngine
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import UnavailableError
 from kvmesh.worker.fork_server import ForkedChild, ForkServer
+from tests.patience import PATIENCE_S
 
 HEAD = struct.Struct("<I")
 MODULE = "tests.integration.vllm_process"
@@ -157,7 +158,7 @@ class RemoteEngine:
                 await self._ask("aclose")
                 await self._ask("exit")
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await self._server.wait(self.child)
         except TimeoutError:
             self.child.send_signal(signal.SIGKILL)
