@@ -151,8 +151,8 @@ async def answer(stub: InferenceServiceStub, prompt: list[int], *, tokens: int =
 
 async def test_tokens_equal_those_of_one_engine_alone(mesh: RunningMesh, alone: list[list[int]]) -> None:
     """50 prompts of 16 to 800 tokens get the same tokens. The decode engine computes only the last token of each prompt; the rest is pulled
-    over NIXL."""
-    names = ("prompt_tokens_total", "transferred_tokens_total", "cached_tokens_total")
+    over NIXL. On a busy machine a pull may be abandoned, and its prompt is computed again."""
+    names = ("prompt_tokens_total", "transferred_tokens_total", "cached_tokens_total", "recomputed_tokens_total")
     before = {name: await worker_total(mesh, DECODE, name) for name in names}
     prefilled = await worker_total(mesh, PREFILL, "prompt_tokens_total")
     frontend = await instance(mesh, FRONTEND)
@@ -163,8 +163,10 @@ async def test_tokens_equal_those_of_one_engine_alone(mesh: RunningMesh, alone: 
     moved = {name: await worker_total(mesh, DECODE, name) - before[name] for name in names}
     total = sum(len(prompt) for prompt in ANSWERED)
     assert moved["cached_tokens_total"] == 0
-    assert moved["transferred_tokens_total"] >= total - len(ANSWERED)
-    assert moved["prompt_tokens_total"] <= len(ANSWERED), (
+    recomputed = moved["recomputed_tokens_total"]
+    assert recomputed <= total / 2
+    assert moved["transferred_tokens_total"] >= total - recomputed - len(ANSWERED)
+    assert moved["prompt_tokens_total"] <= recomputed + len(ANSWERED), (
         "the decode engine computed more than each prompt's last token"
     )
     assert await worker_total(mesh, PREFILL, "prompt_tokens_total") - prefilled == total
@@ -184,7 +186,11 @@ async def test_a_single_token_is_that_of_one_engine_alone(mesh: RunningMesh, alo
     assert [len(entry["top_logprobs"]) for entry in scored["choices"][0]["logprobs"]["content"]] == [3]
     assert [await worker_total(mesh, DECODE, name) for name in names] == before
     assert single == [tokens[:1] for tokens in alone[len(ANSWERED) :]]
-    assert await worker_total(mesh, PREFILL, "kv_blocks_used") == 0
+
+    async def is_free() -> bool:
+        return await worker_total(mesh, PREFILL, "kv_blocks_used") == 0
+
+    await wait_until(is_free, PATIENCE_S, "blocks are freed")
 
 
 async def test_answers_are_readable(mesh: RunningMesh) -> None:
@@ -200,7 +206,7 @@ async def test_a_disconnect_frees_blocks_on_both_sides(mesh: RunningMesh) -> Non
     body: dict[str, Any] = {
         "model": "demo",
         "prompt": "a long story " * 60,
-        "max_tokens": 1000,
+        "max_tokens": 1700,
         "ignore_eos": True,
         "stream": True,
     }
@@ -230,7 +236,11 @@ async def test_concurrent_requests_all_end(mesh: RunningMesh) -> None:
             for i in range(24)
         ]
     assert all(len(task.result()["choices"]) == 2 for task in tasks)  # type: ignore[arg-type]
-    assert await worker_total(mesh, DECODE, "legs_requests") == 0
+
+    async def is_idle() -> bool:
+        return await worker_total(mesh, DECODE, "legs_requests") == 0
+
+    await wait_until(is_idle, PATIENCE_S, "no leg is left")
 
 
 async def test_many_seeded_choices_without_prefill_workers(mesh: RunningMesh) -> None:
