@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psycopg
 
+from tests.integration.mesh import process_state
 from tests.parts import require_part
 from tests.servers import HOST, free_ports
 
@@ -90,8 +91,8 @@ class Cluster:
     def kill(self) -> None:
         """Kills the server and its child processes with SIGKILL, as a power failure would."""
         assert self.process is not None
-        master = self.process.pid
-        for pid in [*children_of(master), master]:
+        self._stop_forking()
+        for pid in [*children_of(self.process.pid), self.process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
@@ -100,9 +101,19 @@ class Cluster:
     def signal_all(self, number: int) -> None:
         """Sends a signal, such as SIGSTOP, to the server and its child processes."""
         assert self.process is not None
-        for pid in [self.process.pid, *children_of(self.process.pid)]:
+        self._stop_forking()
+        for pid in [*children_of(self.process.pid), self.process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+    def _stop_forking(self) -> None:
+        """Stops the server's first process, so that no child starts after its children are listed."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        end = time.monotonic() + START_S_MAX
+        while process_state(self.process.pid) not in ("T", "Z"):
+            assert time.monotonic() < end, "the server does not stop"
+            time.sleep(0.001)
 
     def stop(self) -> None:
         """Shuts the server down in fast mode, which closes all connections."""
