@@ -27,7 +27,7 @@ def answering(model: ServedModel, *, step_s: float = 0.0, hangs_from: int | None
     def answer(generation: Generation) -> list[int]:
         return tokens_of(model.text, f"answer {number_in(generation)}")
 
-    async def hang(generation: Generation) -> None:
+    async def hang(generation: Generation, sent: int) -> None:
         if hangs_from is not None and int(number_in(generation)) >= hangs_from:
             await asyncio.Event().wait()
 

@@ -144,8 +144,6 @@ class FakeMesh:
     answer: Callable[[Generation], Sequence[int]]
     step_s: float = 0.0
     tokens_per_step: int = 1
-    rest_may_follow: asyncio.Event | None = None
-    """If given, each answer waits for this event after each step."""
     has_prefill: bool = True
     prefill_answers: bool = True
     """Whether prefill workers can answer requests for a single token."""
@@ -177,8 +175,8 @@ class FakeMesh:
     running: dict[str, asyncio.Task[LegFinish]] = field(default_factory=dict)
     prefilling: int = 0
     stalled: int = 0
-    before_step: Callable[[Generation], Awaitable[object]] | None = None
-    """Awaited before each step of an answer: decides when the answer continues, independently of time."""
+    before_step: Callable[[Generation, int], Awaitable[object]] | None = None
+    """Awaited before each step of an answer, with the tokens sent so far: decides when the answer continues, independently of time."""
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
         assert timeout_s > 0
@@ -313,7 +311,7 @@ class FakeMesh:
         while True:
             await asyncio.sleep(self.step_s)
             if self.before_step is not None:
-                await self.before_step(generation)
+                await self.before_step(generation, sent)
             if faults.leg_after is not None and sent >= faults.leg_after:
                 error, faults.leg_after = faults.leg_error, None
                 return LegFinish(reason=FinishReason.ERROR, error=error)
@@ -326,8 +324,6 @@ class FakeMesh:
             if step:
                 sink.on_tokens(step, self._logprobs(generation, step), asyncio.get_running_loop().time())
                 sent += len(step)
-            if self.rest_may_follow is not None:
-                await self.rest_may_follow.wait()
             if sent >= min(len(tokens), limit):
                 if faults.loses_finish:
                     return LegFinish(reason=FinishReason.ERROR, error=LostError("lost before the end"))

@@ -201,7 +201,7 @@ async def test_quotas_give_429_with_a_time_and_refund_unused_tokens(model: Serve
     """A request over the quota of tokens gets a 429 with Retry-After. Afterwards the account is charged only for the tokens used."""
     write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "tokens_per_minute": 100})
     is_refused = asyncio.Event()
-    mesh = FakeMesh(answer=lambda _: tokens_of(model.text, TEXT), before_step=lambda _: is_refused.wait())
+    mesh = FakeMesh(answer=lambda _: tokens_of(model.text, TEXT), before_step=lambda _, sent: is_refused.wait())
     access, clock = AccessSettings(keys_file=str(tmp_path / "keys.json")), StandingClock()
     async with (
         frontend(model, mesh, access=access, access_clock=clock) as (url, pipeline, _),
@@ -333,7 +333,7 @@ async def test_a_silent_stream_is_kept_alive_with_comments(model: ServedModel) -
     """The stream has comments before the first token and between tokens. SSE clients ignore them."""
     tokens = tokens_of(model.text, TEXT)
     comments: asyncio.Queue[bytes] = asyncio.Queue()
-    mesh = FakeMesh(answer=lambda _: tokens, before_step=lambda _: comments.get())
+    mesh = FakeMesh(answer=lambda _: tokens, before_step=lambda _, sent: comments.get())
     async with frontend(model, mesh, http=HttpSettings(keep_alive_s=0.02)) as (url, _, _):
         async with aiohttp.ClientSession() as session, asyncio.timeout(PATIENCE_S):
             async with session.post(url + CHAT, json={**BODY, "stream": True}) as response:

@@ -179,7 +179,7 @@ async def test_batches_are_bounded(model: ServedModel, tmp_path: Path) -> None:
         assert caught.value.status_code == 413
         in_flight: list[int] = []
 
-        async def count(_: Generation) -> None:
+        async def count(_: Generation, sent: int) -> None:
             in_flight.append(running.pipeline.in_flight)
 
         mesh.before_step = count
@@ -277,7 +277,7 @@ async def test_several_frontends_share_batches_and_run_none_twice(model: ServedM
     """Each line runs once, in the frontend that holds the batch's lease."""
     meshes = [answering(model) for _ in range(2)]
 
-    async def wait_for_both(_: Generation) -> None:
+    async def wait_for_both(_: Generation, sent: int) -> None:
         while not all(mesh.asks for mesh in meshes):
             await asyncio.sleep(0.01)
 
@@ -354,7 +354,7 @@ async def test_files_and_batches_are_listed_in_pages(running: RunningApps, clien
         assert (await running.call("GET", path))[0] == 400
 
 
-async def hang(_: Generation) -> None:
+async def hang(_: Generation, sent: int) -> None:
     await asyncio.Event().wait()
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvmesh.clock import SystemClock
+from kvmesh.core import Generation
 from kvmesh.discovery.base import Registry
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.telemetry import Telemetry
@@ -38,14 +39,20 @@ async def running_page(
 ) -> AsyncIterator[str]:
     """Runs the server. Yields its address. Chat answers `answer N` for the last number N of the prompt.
 
-    `rest_may_follow`: see FakeMesh.
+    `rest_may_follow`: each answer waits for it after its first token.
     """
     clock = SystemClock()
     access = access or Access(AccessSettings(), clock)
     ui, http = ui or UiSettings(), replace(http or HttpSettings(), port=0)
     model = served_model(write_model(directory / "model"))
     mesh = answering(model, step_s=0.01)
-    mesh.rest_may_follow = rest_may_follow
+    if rest_may_follow is not None:
+
+        async def wait_for_rest(_: Generation, sent: int) -> None:
+            if sent:
+                await rest_may_follow.wait()
+
+        mesh.before_step = wait_for_rest
     telemetry = Telemetry.create("frontend")
     pipeline = Pipeline(
         models=StaticModels([model]), links=mesh, router=mesh, clock=clock, generator=random.Random(1),
