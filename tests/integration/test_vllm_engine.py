@@ -103,7 +103,7 @@ async def make(server: ForkServer, settings: Callable[..., VllmSettings], tmp_pa
 
 
 async def connect(prefill: Drive, decode: Drive) -> None:
-    """Sets up the connection between two engines. The first pull may take longer than a short `pull_timeout_s`."""
+    """Sets up the connection between two engines. The first pull may take longer than a short `pull_timeout_s`, or than `FIRST_LIMIT_S`."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             got = await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
@@ -789,6 +789,7 @@ async def test_unequal_ranks_exchange_kv_and_die_with_their_engine(pair: tuple[D
     for role, prefill, decode in ((Role.PREFILL, wide, pair[1]), (Role.DECODE, pair[0], wide)):
         await wide.engine.set_role(role)
         assert len({each.engine.describe().kv_compatibility_hash for each in (prefill, decode)}) == 1
+        await connect(prefill, decode)
         for length in (33, 200):
             generation = greedy(length, seed=length)
             await reset(prefill, decode)
