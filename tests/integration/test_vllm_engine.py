@@ -84,6 +84,7 @@ async def pair(
     made = [settings(role, pull_timeout_s=FIRST_PULL_S) for role in ("prefill", "decode")]
     drives = [Drive(RemoteEngine(server, each, folder)) for each in made]
     await asyncio.gather(*(drive.start() for drive in drives))
+    await connect(*drives)
     yield drives[0], drives[1]
     await asyncio.gather(*(drive.aclose() for drive in drives))
 
@@ -556,6 +557,7 @@ async def test_roles_can_be_switched(make: Make) -> None:
     )
     await both.engine.set_role(Role.PREFILL)
     assert both.engine.describe().role is Role.PREFILL
+    await connect(both, own)
     handle = await both.prefill(greedy(100, seed=21))
     assert (await own.decode(greedy(100, seed=21), handle)).finish.was_recomputed is False  # type: ignore[union-attr]
     with pytest.raises(UnsupportedError):
