@@ -47,7 +47,7 @@ class RouterCore:
         self.index = KvIndex(settings.index)
         self.fleet = Fleet(self.index, settings)
         self.health = self.fleet.health
-        self.book = ReservationBook()
+        self.book = ReservationBook(lambda reservation: self.health.on_ended(reservation, self._now))
         self.history = DecisionHistory(settings.history_max)
         self.placer = Placer(
             self.fleet,
@@ -182,7 +182,6 @@ class RouterCore:
     def settle(self, reservation: Reservation) -> None:
         """Ends a reservation, and the prediction that its prompt will be cached."""
         self.book.settle(reservation)
-        self.health.on_ended(reservation, self._now)
         if reservation.last_block_hash is None:
             return
         computing = reservation.computing_prompt
@@ -190,11 +189,7 @@ class RouterCore:
             feed.on_settled(computing.rank, last_block_hash=reservation.last_block_hash)
 
     def expire(self, *, now: float) -> Iterable[Reservation]:
-        """Ends and returns the reservations whose end has come."""
-        expired = self.book.expire(now)
-        for reservation in expired:
-            self.health.on_ended(reservation, now)
-        return expired
+        return self.book.expire(now)
 
     def check_health(self, *, now: float) -> list[HealthEvent]:
         """Checks the workers. Returns what happened to them since the previous call."""
@@ -275,7 +270,6 @@ class RouterCore:
         if not (known.is_orphaned or known.keeper) and known.request_id != request_id:
             raise InvalidRequestError(f"ask_id {ask_id} is in use on this stream", field="ask_id")
         self.book.settle(known)
-        self.health.on_ended(known, self._now)
 
     def _replace_queued(self, frontend_id: str, ask_id: int, request_id: str, *, now: float) -> None:
         """The same ask on a new stream replaces the queued one."""

@@ -7,7 +7,7 @@ Invariants:
 4. A peer's reservation counts like one of this router. If both used the same ask number, the number names this router's reservation.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -121,7 +121,9 @@ class ReservationListener(Protocol):
 class ReservationBook:
     """All reservations, by id and by the frontend's ask number."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_ended: Callable[[Reservation], None]) -> None:
+        """`on_ended` is called for each reservation that ends, in whatever way."""
+        self._on_ended = on_ended
         self._own: dict[str, dict[int, Reservation]] = {}
         self._of_peers: dict[str, dict[int, Reservation]] = {}
         self._by_id: dict[str, Reservation] = {}
@@ -207,6 +209,7 @@ class ReservationBook:
             del of_frontend[reservation.ask_id]
             if not of_frontend:
                 del numbers[reservation.frontend_id]
+        self._on_ended(reservation)
         if self.listener is not None:
             self.listener.on_settled(reservation)
 
