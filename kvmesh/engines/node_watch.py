@@ -23,7 +23,7 @@ INTERVAL_S = 1.0
 SILENCE_S = 10.0
 """Threads of a process that loads a model get no time for seconds."""
 HANDSHAKE_S = 5.0
-"""Of a whole handshake, so that a stranger who sends a byte from time to time does not keep the leader from its machines."""
+"""Limit of a whole handshake, so that a stranger who sends a byte from time to time does not keep the leader from its machines."""
 RETRY_S = 0.2
 UNKEYED = bytes(32)
 """The key in a mesh without a secret."""

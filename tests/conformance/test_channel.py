@@ -38,6 +38,7 @@ from kvmesh.rpc.status import from_rpc_error
 from kvmesh.simulation.rpc import MemoryNetwork
 from kvmesh.telemetry import Telemetry, TelemetrySettings, Tracing, current_traceparent
 from tests.patience import PATIENCE_S
+from tests.worker_rig import wait_until
 
 MESSAGE_BYTES_MAX = 64 * 1024
 SERVICE_NAMES = ("kvmesh.worker.v1.WorkerService", "kvmesh.decode.v1.DecodeService")
@@ -340,7 +341,7 @@ async def test_deadline(mesh: Mesh) -> None:
 async def test_cancel_reaches_a_unary_servicer(mesh: Mesh) -> None:
     """Cancelling the awaiting task cancels the servicer."""
     waiting = asyncio.ensure_future(_await(mesh.stub.Drain(worker_pb2.DrainRequest())))
-    await until(lambda: mesh.worker.drains == 1)
+    await wait_until(lambda: mesh.worker.drains == 1, "the servicer has the call")
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -392,7 +393,7 @@ async def test_server_death(mesh: Mesh) -> None:
     stream = mesh.stub.WatchKv(worker_pb2.WatchKvRequest(resume_sequence=1, resume_epoch=2))
     await stream.read()
     unary = asyncio.ensure_future(failure(mesh.stub.Drain(worker_pb2.DrainRequest()), where="w1"))
-    await until(lambda: mesh.worker.drains == 1)
+    await wait_until(lambda: mesh.worker.drains == 1, "the servicer has the call")
     await mesh.kill()
     async with asyncio.timeout(PATIENCE_S):
         error = await failure(stream.read(), where="w1", has_begun=True)
@@ -443,8 +444,8 @@ async def test_trace_context_crosses(mesh: Any) -> None:
         await failure(mesh.stub.LoadAdapter(worker_pb2.LoadAdapterRequest()))
     trace_id = root.get_span_context().trace_id
     # A side may end its span after the other side has the result.
-    await until(lambda: len(mesh.client_spans.get_finished_spans()) >= 3)
-    await until(lambda: len(mesh.server_spans.get_finished_spans()) >= 2)
+    await wait_until(lambda: len(mesh.client_spans.get_finished_spans()) >= 3, "the client has ended its spans")
+    await wait_until(lambda: len(mesh.server_spans.get_finished_spans()) >= 2, "the server has ended its spans")
     client = {each.name: each for each in mesh.client_spans.get_finished_spans()}
     server = {each.name: each for each in mesh.server_spans.get_finished_spans()}
     for name in ("kvmesh.worker.v1.WorkerService/Describe", "kvmesh.worker.v1.WorkerService/LoadAdapter"):
@@ -476,7 +477,9 @@ async def test_calls_are_counted_on_both_sides(mesh: Any) -> None:
             return counted(name, labels)
 
         # A side may count a call after the other side has its end.
-        await until(partial(calls, "WatchKv", "CANCELLED", "cancelled"))
+        await wait_until(
+            partial(calls, "WatchKv", "CANCELLED", "cancelled"), f"the {side} has counted the cancelled call"
+        )
         assert calls("Describe", "OK", "none") == 1
         assert calls("LoadAdapter", "RESOURCE_EXHAUSTED", "adapters_full") == 1
         assert calls("WatchKv", "CANCELLED", "cancelled") == 1
@@ -487,12 +490,6 @@ async def test_a_servicer_may_raise_cancelled(mesh: Mesh) -> None:
     """A servicer may raise that the request was cancelled. The client gets a typed error, not a cancelled call."""
     call = mesh.stub.ResetCache(worker_pb2.ResetCacheRequest())
     assert type(await failure(call)) is CancelledByCallerError
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def _await(call: Any) -> Any:

@@ -49,6 +49,7 @@ from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import HttpSettings, PipelineSettings
 from tests.certificates import Authority
+from tests.conformance.manual_clock import ManualClock
 from tests.frontend_mesh import FakeMesh, Faults, StaticModels, served_model, tokens_of, write_model
 from tests.patience import PATIENCE_S
 
@@ -92,13 +93,6 @@ async def frontend(
         following.cancel()
         await asyncio.wait([following])
         await server.aclose()
-
-
-class StandingClock(SystemClock):
-    """No quota is refilled, however long a test takes."""
-
-    def now(self) -> float:
-        return 1000.0
 
 
 async def post(session: aiohttp.ClientSession, url: str, body: Any = BODY, **headers: str) -> tuple[int, Any, Any]:
@@ -202,7 +196,7 @@ async def test_quotas_give_429_with_a_time_and_refund_unused_tokens(model: Serve
     write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "tokens_per_minute": 100})
     is_refused = asyncio.Event()
     mesh = FakeMesh(answer=lambda _: tokens_of(model.text, TEXT), before_step=lambda _, sent: is_refused.wait())
-    access, clock = AccessSettings(keys_file=str(tmp_path / "keys.json")), StandingClock()
+    access, clock = AccessSettings(keys_file=str(tmp_path / "keys.json")), ManualClock()
     async with (
         frontend(model, mesh, access=access, access_clock=clock) as (url, pipeline, _),
         aiohttp.ClientSession() as session,
@@ -355,7 +349,7 @@ async def test_grpc_calls_use_the_same_keys(model: ServedModel, tmp_path: Path) 
     """Calls get UNAUTHENTICATED, NOT_FOUND, or RESOURCE_EXHAUSTED with a time to retry. Health checks need no key."""
     write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "requests_per_minute": 2, "models": ["tiny"]})
     access = AccessSettings(keys_file=str(tmp_path / "keys.json"))
-    async with frontend(model, access=access, access_clock=StandingClock()) as (_, pipeline, _):
+    async with frontend(model, access=access, access_clock=ManualClock()) as (_, pipeline, _):
         server = RpcServer(
             RpcSettings(grace_s=0.1),
             service_names=[SERVICE_NAME],

@@ -12,6 +12,7 @@ import pytest
 from kvmesh.engines.vllm import grammar_check
 from kvmesh.engines.vllm.grammar_check import GrammarChecker
 from kvmesh.errors import InvalidRequestError, UnavailableError
+from tests.integration.mesh import process_state
 from tests.patience import PATIENCE_S
 
 xgrammar = pytest.importorskip("xgrammar")
@@ -38,14 +39,6 @@ async def checker() -> AsyncIterator[GrammarChecker]:
 
 def children_of(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def has_ended(pid: int) -> bool:
-    """The process may disappear at any moment, so there is nothing to ask before the one read."""
-    try:
-        return "(zombie)" in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 async def until(condition: object) -> None:
@@ -122,6 +115,6 @@ async def test_a_process_that_dies_fails_one_request(checker: GrammarChecker) ->
     with pytest.raises(UnavailableError):
         await checking
     # The child ends with its parent.
-    await until(lambda: has_ended(child))
+    await until(lambda: process_state(child) == "Z")
     await checker.check("regex", "[a-c]{3}", FIELD)
     assert checker._process is not process

@@ -11,19 +11,12 @@ from huggingface_hub import constants
 from kvmesh.cli import start_checks
 from kvmesh.cli.start_checks import consul_problem, engine_problem, hub_problem, is_hub_name, port_problems
 from tests.patience import PATIENCE_S
+from tests.servers import closed_port
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_checks, "HUB_TIMEOUT_S", PATIENCE_S)
-
-
-@pytest.fixture
-def refusing() -> Iterator[int]:
-    """A port of this process that refuses connections. No other process can listen on it."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield bound.getsockname()[1]
 
 
 @pytest.fixture
@@ -58,16 +51,17 @@ def test_a_missing_engine_is_reported_with_its_install_command(monkeypatch: pyte
     assert engine_problem("vllm") == ""
 
 
-async def test_an_unreachable_consul_is_reported_once(refusing: int) -> None:
+async def test_an_unreachable_consul_is_reported_once() -> None:
     """The first failure is reported immediately with the address and the cause, and so is the final one."""
     lines: list[str] = []
-    address = f"127.0.0.1:{refusing}"
-    problem = await consul_problem(address, say=lines.append, limit_s=0.0)
-    assert problem == f"the Consul agent at {address} did not answer for 0 s: Connection refused; see --consul"
-    assert lines == [f"the Consul agent at {address} cannot be reached: Connection refused; retrying for 0 s"]
-    lines.clear()
-    await consul_problem(address, say=lines.append, limit_s=0.01)
-    assert len(lines) == 1
+    with closed_port() as port:
+        address = f"127.0.0.1:{port}"
+        problem = await consul_problem(address, say=lines.append, limit_s=0.0)
+        assert problem == f"the Consul agent at {address} did not answer for 0 s: Connection refused; see --consul"
+        assert lines == [f"the Consul agent at {address} cannot be reached: Connection refused; retrying for 0 s"]
+        lines.clear()
+        await consul_problem(address, say=lines.append, limit_s=0.01)
+        assert len(lines) == 1
 
 
 @pytest.fixture
