@@ -20,19 +20,20 @@ ENGINE = """
 import contextlib, multiprocessing, os, subprocess, threading, time
 from kvmesh.engines.vllm.ranks import ranks_die_with_this_thread
 
-def start(method, bound):
+# The process itself prints that it has started: before that, a fork may not have been bound yet.
+STARTED = "import os, time; print({name!r}, os.getpid(), flush=True); time.sleep(600)"
+
+def start(name, method, bound):
     with ranks_die_with_this_thread() if bound else contextlib.nullcontext():
-        process = multiprocessing.get_context(method).Process(target=time.sleep, args=(600,))
-        process.start()
-    print(process.pid, flush=True)
+        multiprocessing.get_context(method).Process(target=exec, args=(STARTED.format(name=name),)).start()
 
 def engine(method):
-    start(method, True)
+    start("rank", method, True)
     with ranks_die_with_this_thread():
-        other = threading.Thread(target=start, args=("fork", False))
+        other = threading.Thread(target=start, args=("other_thread", "fork", False))
         other.start()
         other.join()
-    start(method, False)
+    start("later", method, False)
     time.sleep(600)
 
 if __name__ == "__main__":
@@ -52,16 +53,18 @@ def is_running(pid: int) -> bool:
 
 
 @contextmanager
-def running_engine(method: str) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
-    """Yields the engine's process, and the pids of a rank, a fork by another thread, and a fork after the build."""
+def running_engine(method: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, int]]]:
+    """Yields the engine's process, and the pids of its started processes: `rank`, `other_thread` and `later` (after the build)."""
     with subprocess.Popen([sys.executable, "-c", ENGINE, method], stdout=subprocess.PIPE, text=True) as engine:
-        forks: list[int] = []
+        pids: dict[str, int] = {}
         try:
             assert engine.stdout is not None
-            forks += [int(engine.stdout.readline()) for _ in range(3)]
-            yield engine, forks
+            for _ in range(3):
+                name, text = engine.stdout.readline().split()
+                pids[name] = int(text)
+            yield engine, pids
         finally:
-            for pid in (engine.pid, *forks):
+            for pid in (engine.pid, *pids.values()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -69,12 +72,12 @@ def running_engine(method: str) -> Iterator[tuple["subprocess.Popen[str]", list[
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_rank_dies_with_its_engine(method: str) -> None:
     """The kernel kills a rank even if it is stopped. Forks by other threads, or after the build, are not affected."""
-    with running_engine(method) as (engine, (rank, others, later)):
+    with running_engine(method) as (engine, pids):
         if method == "fork":
-            os.kill(rank, signal.SIGSTOP)
+            os.kill(pids["rank"], signal.SIGSTOP)
         engine.kill()
         ends_s = time.monotonic() + PATIENCE_S
-        while is_running(rank):
+        while is_running(pids["rank"]):
             assert time.monotonic() < ends_s
             time.sleep(0.01)
-        assert is_running(others) and is_running(later)
+        assert is_running(pids["other_thread"]) and is_running(pids["later"])
