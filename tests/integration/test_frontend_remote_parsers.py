@@ -50,7 +50,7 @@ async def answering(directory: Path, *, answers_max: int) -> AsyncIterator[tuple
 
 
 @needs_vllm
-async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
+async def test_vllm_reads_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are read whole and streamed, also after lost workers, and the number of concurrent answers is limited. If the process is killed,
     its requests fail, no session is left, and it restarts."""
     async with answering(write(tmp_path), answers_max=2) as (running, process):
@@ -79,6 +79,13 @@ async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
         assert (status, answer["error"]["code"]) == (503, "parsers_full")
         assert process.sessions == 0
         running.mesh.step_s = 0.05
+        may_restart, spawn = asyncio.Event(), process._spawn
+
+        async def spawn_when_allowed() -> None:
+            await may_restart.wait()
+            await spawn()
+
+        monkeypatch.setattr(process, "_spawn", spawn_when_allowed)
         pid = process.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
@@ -87,6 +94,7 @@ async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
         status, answer, _ = await running.post(CHAT, BODY)
         assert (status, answer["error"]["code"]) == (503, "parser_process_failed")
         assert process.sessions == 0
+        may_restart.set()
         async with asyncio.timeout(120):
             while not process.is_running:
                 await asyncio.sleep(0.1)
