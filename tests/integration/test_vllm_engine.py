@@ -1022,6 +1022,7 @@ async def test_an_adapter_changes_the_answer_and_its_kv_is_handed_off(make: Make
     source = str(make_adapter(tmp_path / "adapter"))
     options = {"enable_lora": True, "pull_timeout_s": FIRST_PULL_S}
     prefill, decode = await asyncio.gather(make("prefill", **options), make("decode", **options))
+    await connect(prefill, decode)
     for drive in (prefill, decode):
         await drive.engine.load_adapter("tuned", source)
         await drive.engine.load_adapter("tuned", source)

@@ -17,6 +17,7 @@ from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InvalidRequestError, KvLostError
 from kvmesh.worker.fork_server import ForkServer
 from tests.integration.no_compilers import compiled_files, environment_without_compilers
+from tests.integration.test_vllm_engine import connect
 from tests.integration.vllm_drive import Drive, Got, greedy, prompt
 from tests.integration.vllm_fuzz import NAMES, SHAPES, VALUES, Found, Fuzz, prepare
 from tests.integration.vllm_fuzz import start as start_fuzzed
@@ -220,6 +221,7 @@ async def test_adapters_of_one_name_are_distinguished_by_content(make: Make, tmp
     path does not find the old one's blocks in the cache. With equal weights from any path, KV is handed off."""
     options = {"enable_lora": True, "pull_timeout_s": 25.0}
     prefill, decode = await asyncio.gather(make("prefill", **options), make("decode", **options))
+    await connect(prefill, decode)
     source = make_adapter(tmp_path / "old", seed=1)
     await prefill.engine.load_adapter("a", str(make_adapter(tmp_path / "new", seed=2)))
     await decode.engine.load_adapter("a", str(source))
