@@ -143,13 +143,14 @@ def s_client(host: str, port: int, certificate: Path | None = None, key: Path | 
     """
     command = ["openssl", "s_client", "-quiet", "-alpn", "h2", "-connect", f"{host}:{port}"]
     command += ["-cert", str(certificate), "-key", str(key)] if certificate and key else []
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    pipe = subprocess.PIPE
+    # Unbuffered: `close` would write what is left in a buffer, and raise if openssl has already exited.
+    with subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
         assert process.stdin is not None and process.stdout is not None
         timer = threading.Timer(PATIENCE_S, process.kill)
         timer.start()
         try:
             process.stdin.write(HTTP2_PREFACE)
-            process.stdin.flush()
             return ACCEPTED if process.stdout.read(9) else REFUSED
         except BrokenPipeError:
             return REFUSED

@@ -445,7 +445,7 @@ class NixlTransport:
             await asyncio.wait(self._pulls, timeout=left_s)
 
     def _destroy(self) -> None:
-        """Makes the memory unreadable. Peers see a disconnect."""
+        """Deregisters the memory. A peer on the same machine can still read it until it notices the disconnect."""
         agent, self._agent, self._memory = self._agent, None, None
         if agent is None:
             return

@@ -63,9 +63,8 @@ def ordering_rules(fleet: Fleet) -> AsyncIterator[None]:
     fleet.check()
 
 
-async def recomputed_or_refused(driver: EngineDriver, generation: Generation, handle: KvHandle) -> Record | None:
-    """Accepts both ways in which invariant 4 allows an engine not to read a handle. Returns the record if it recomputed the prompt, else
-    None."""
+async def read_or_refused(driver: EngineDriver, generation: Generation, handle: KvHandle) -> Record | None:
+    """Runs a request with a handle. Returns None if the engine refused to read it."""
     try:
         record = driver.submit(generation, handle=handle)
     except KvLostError:
@@ -74,8 +73,16 @@ async def recomputed_or_refused(driver: EngineDriver, generation: Generation, ha
     if record.done.reason is FinishReason.ERROR:
         assert isinstance(record.done.error, KvLostError)
         return None
-    assert record.done.was_recomputed
-    assert record.done.usage.transferred_tokens == 0
+    return record
+
+
+async def recomputed_or_refused(driver: EngineDriver, generation: Generation, handle: KvHandle) -> Record | None:
+    """Accepts both ways in which invariant 4 allows an engine not to read a handle. Returns the record if it recomputed the prompt, else
+    None."""
+    record = await read_or_refused(driver, generation, handle)
+    if record is not None:
+        assert record.done.was_recomputed
+        assert record.done.usage.transferred_tokens == 0
     return record
 
 
@@ -518,8 +525,15 @@ class TestHandles:
         source = await fleet.another(Role.PREFILL)
         handle = await source.prefill(generation)
         await source.aclose()
-        if record := await recomputed_or_refused(fleet.decode, generation, handle):
-            assert record.tokens == (await fleet.alone.run(generation)).tokens
+        expected = (await fleet.alone.run(generation)).tokens
+        async with asyncio.timeout(fleet.case.timeout_s):
+            while (record := await read_or_refused(fleet.decode, generation, handle)) is not None:
+                assert record.tokens == expected
+                await fleet.decode.wait_blocks(0, fleet.case.free_s)
+                if record.done.was_recomputed:
+                    break
+                # Until the reader notices the disconnect, it may still read the blocks.
+                assert await fleet.decode.engine.reset_cache()
         await fleet.decode.wait_blocks(0, fleet.case.free_s)
 
     async def test_released_handle(self, fleet: Fleet) -> None:
@@ -568,7 +582,9 @@ class TestRefusals:
             for _ in range(50):
                 records.append(driver.submit(fleet.greedy(1, max_tokens=100)))
         assert caught.value.retry_after_s is not None
-        assert 3 <= len(records) <= 5
+        # Some may have finished already, if a busy machine paused this test while the engine worked.
+        finished_max = driver.engine.load().output_tokens_total // 100
+        assert 3 <= len(records) <= 5 + finished_max
         for record in records:
             assert len((await driver.wait(record)).tokens) == 100
         assert driver.violations == []
