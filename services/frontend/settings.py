@@ -202,7 +202,7 @@ class PipelineSettings:
     )
     unread_timeout_s: float = setting(
         30.0,
-        "Longest time in which a gRPC client takes nothing of an answer that waits for it; then its call is cancelled.",
+        "Longest time in which a gRPC client takes nothing of an answer that waits for it; then its call ends with CANCELLED.",
         min=0.1,
     )
     placement_attempts: int = setting(

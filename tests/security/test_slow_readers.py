@@ -9,10 +9,15 @@ from dataclasses import replace
 import grpc.aio
 import pytest
 
+from kvmesh.api.inference import grpc_service_pb2 as kserve_pb
+from kvmesh.api.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from kvmesh.api.types.v1 import sampling_pb2
+from kvmesh.core import TokenLogprob
+from kvmesh.rpc.status import from_rpc_error
 from services.frontend.api.grpc.running import RunningRequest
+from services.frontend.api.kserve.servicer import STREAM_REQUESTS_MAX
 from services.frontend.models import ServedModel
 from services.frontend.settings import FrontendSettings, PipelineSettings
 from tests.frontend_mesh import FakeMesh
@@ -89,10 +94,8 @@ DETAILED = pb.GenerateRequest(
 
 @pytest.mark.parametrize("ends_first", [False, True])
 async def test_a_grpc_client_that_reads_nothing_loses_its_call(model: ServedModel, ends_first: bool) -> None:
-    """The server ends the call of a client that reads nothing. The call used to keep 45 MB of log-probabilities after the request had ended.
-
-    A slow reader gets all tokens.
-    """
+    """The server ends the request of a client that reads nothing. The call used to keep 45 MB of log-probabilities after the request had
+    ended. A client that reads again gets what was written, and the status."""
     mesh = FakeMesh(answer=lambda _: [5] * LONG, tokens_per_step=LONG if ends_first else 50, step_s=0.02)
     settings = FrontendSettings(pipeline=PipelineSettings(unread_timeout_s=1.0))
     model = replace(model, context_tokens_max=2 * LONG)
@@ -105,18 +108,58 @@ async def test_a_grpc_client_that_reads_nothing_loses_its_call(model: ServedMode
         async with asyncio.timeout(PATIENCE_S):
             while len(mesh.asks) < len(calls):
                 await asyncio.sleep(0.05)
-            while [each for each in gc.get_objects() if type(each) is RunningRequest]:
+            while [each for each in gc.get_objects() if type(each) in (RunningRequest, TokenLogprob)]:
                 await asyncio.sleep(0.2)
             assert not rig.pipeline.in_flight
+            for call in calls:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:  # noqa: PT012 (the loop ends by the error)
+                    while await call.read() is not grpc.aio.EOF:
+                        pass
+                assert caught.value.code() is grpc.StatusCode.CANCELLED
+                assert from_rpc_error(caught.value).reason == "answer_unread"
+
+
+async def test_a_kserve_client_that_reads_nothing_loses_its_stream(model: ServedModel) -> None:
+    """The stream ends with a status after the messages that were written."""
+    mesh = FakeMesh(answer=lambda _: [5] * LONG, tokens_per_step=LONG)
+    settings = FrontendSettings(pipeline=PipelineSettings(unread_timeout_s=1.0))
+    request = kserve_pb.ModelInferRequest(model_name="tiny", parameters={"max_tokens": {"int64_param": LONG}})
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"Hi")
+    async with (
+        frontend(replace(model, context_tokens_max=2 * LONG), settings=settings, mesh=mesh) as rig,
+        grpc.aio.insecure_channel(rig.rpc_address, options=[("grpc.http2.bdp_probe", 0)]) as channel,
+    ):
+        stream = GRPCInferenceServiceStub(channel).ModelStreamInfer()
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(STREAM_REQUESTS_MAX):
+                await stream.write(request)
+            while not mesh.asks:
+                await asyncio.sleep(0.05)
+            while [each for each in gc.get_objects() if type(each) is RunningRequest]:
+                await asyncio.sleep(0.2)
+            answers = 0
+            with pytest.raises(grpc.aio.AioRpcError) as caught:  # noqa: PT012 (the loop ends by the error)
+                while await stream.read() is not grpc.aio.EOF:
+                    answers += 1
+        assert from_rpc_error(caught.value).reason == "answer_unread"
+        assert 0 < answers < STREAM_REQUESTS_MAX
+
+
+async def test_a_grpc_client_that_reads_slowly_gets_everything(model: ServedModel) -> None:
+    """The time-out counts from the last message that the client took."""
+    mesh = FakeMesh(answer=lambda _: [5] * LONG, tokens_per_step=50, step_s=0.02)
+    settings = FrontendSettings(pipeline=PipelineSettings(unread_timeout_s=3.0))
+    async with (
+        frontend(replace(model, context_tokens_max=2 * LONG), settings=settings, mesh=mesh) as rig,
+        grpc.aio.insecure_channel(rig.rpc_address, options=[("grpc.http2.bdp_probe", 0)]) as channel,
+    ):
         sizes: list[int] = []
         async with asyncio.timeout(PATIENCE_S):
-            async for response in stub.Generate(DETAILED):
+            async for response in InferenceServiceStub(channel).Generate(DETAILED):
                 sizes.append(len(response.logprobs.token_logprobs))
-                # Together longer than the time-out.
-                await asyncio.sleep(0.1 if len(sizes) <= 20 else 0)
-        assert sum(sizes) == LONG
-        for call in calls:
-            call.cancel()
+                # Together twice the time-out. What the buffers hold is read in half of it.
+                await asyncio.sleep(6.0 * sizes[-1] / LONG)
+    assert sum(sizes) == LONG
 
 
 async def test_a_grpc_client_that_disconnects_during_a_write_causes_no_traceback(

@@ -3,10 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
-from kvmesh.clock import AwakeTimer
 from kvmesh.core import TokenLogprob
 from kvmesh.errors import MeshError
 from kvmesh.rpc.http_status import http_status
@@ -65,11 +62,7 @@ class PullSink:
 
 
 class RunningRequest:
-    """Runs a request in a separate task, so that its updates can be read while it runs. Leaving the context cancels the task.
-
-    A client that takes nothing of an update for `unread_timeout_s` would keep the answer in memory, after the end of the request too. So
-    the task that reads the updates, which waits for the client, is cancelled then.
-    """
+    """Runs a request in a separate task, so that its updates can be read while it runs. Leaving the context cancels the task."""
 
     def __init__(self, context: RequestContext, request: Request, *, is_stream: bool, path: str = "grpc") -> None:
         self._context = context
@@ -104,32 +97,18 @@ class RunningRequest:
 
         The updates of a whole answer come after the request has succeeded.
         """
-        task, reader = self._task, asyncio.current_task()
-        assert reader is not None, "generators are read in tasks"
-        unread_timeout_s = self._context.pipeline.settings.unread_timeout_s
+        task = self._task
         if self._sink.is_whole:
             await asyncio.wait({task})
             task.result()
         while not task.done():
             for update in self._sink.take():
-                with cancelled_if_unread(reader, unread_timeout_s):
-                    yield update
+                yield update
             await self._sink.wait()
         for update in self._sink.take():
-            with cancelled_if_unread(reader, unread_timeout_s):
-                yield update
+            yield update
         result = task.result()
         self._context.usage, self._context.ttft_s = result.usage, result.ttft_s
-
-
-@contextmanager
-def cancelled_if_unread(reader: "asyncio.Task[Any]", limit_s: float) -> Iterator[None]:
-    """Cancels a task that stays inside of the context for longer than the limit. Time in which the process was suspended does not count."""
-    timer = AwakeTimer(limit_s, partial(reader.cancel, "the client reads nothing"))
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 @contextmanager

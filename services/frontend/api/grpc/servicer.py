@@ -1,6 +1,6 @@
 """InferenceService: protobuf to the pipeline and back, no decisions."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from services.frontend.api.batches.service import BatchService
 from services.frontend.api.batches.servicer import BatchServicer
 from services.frontend.api.grpc.requests import chat_request, conversation_of, embed_request, generate_request
 from services.frontend.api.grpc.running import RunningRequest, accounted
+from services.frontend.api.grpc.stream_writer import StreamWriter
 from services.frontend.api.openai.bodies import echoed_prompt
 from services.frontend.api.run import RequestContext
 from services.frontend.models import ServedModel
@@ -61,9 +62,15 @@ class InferenceServicer(BatchServicer):
             caller=rpc_caller.get(),
         )
 
-    async def Generate(
+    async def Generate(  # type: ignore[override]  # it writes, so that a client that reads nothing gets a status
         self, request: pb.GenerateRequest, context: ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    ) -> None:
+        async with StreamWriter(context, unread_timeout_s=self._pipeline.settings.unread_timeout_s) as writer:
+            await self._generate(request, context, writer)
+
+    async def _generate(
+        self, request: pb.GenerateRequest, context: ServicerContext[Any, Any], writer: StreamWriter
+    ) -> None:
         await _judge_long_constraint(request.options)
         call = from_generate_request(request)
         api_context = self._context(call.options.request_id)
@@ -75,7 +82,7 @@ class InferenceServicer(BatchServicer):
             async for update in running.updates():
                 text = update.text if update.choice in opened else echo + update.text
                 opened.add(update.choice)
-                yield to_generate_response(
+                response = to_generate_response(
                     request_id,
                     update.choice,
                     text=text,
@@ -84,9 +91,16 @@ class InferenceServicer(BatchServicer):
                     finish=update.ending.reason if update.ending is not None else None,
                     prompt_logprobs=update.prompt_logprobs,
                 )
-            yield to_generate_usage(request_id, api_context.usage)
+                await writer.write(response)
+            await writer.write(to_generate_usage(request_id, api_context.usage))
 
-    async def Chat(self, request: pb.ChatRequest, context: ServicerContext[Any, Any]) -> AsyncIterator[pb.ChatResponse]:
+    async def Chat(  # type: ignore[override]  # as Generate
+        self, request: pb.ChatRequest, context: ServicerContext[Any, Any]
+    ) -> None:
+        async with StreamWriter(context, unread_timeout_s=self._pipeline.settings.unread_timeout_s) as writer:
+            await self._chat(request, context, writer)
+
+    async def _chat(self, request: pb.ChatRequest, context: ServicerContext[Any, Any], writer: StreamWriter) -> None:
         await _judge_long_constraint(request.options)
         call = from_chat_request(request)
         api_context = self._context(call.options.request_id)
@@ -97,8 +111,8 @@ class InferenceServicer(BatchServicer):
             async for update in running.updates():
                 response = _chat_response(request_id, update, call.options, reader=reader)
                 if response is not None:
-                    yield response
-            yield to_chat_usage(request_id, reader.add_reasoning_tokens(api_context.usage))
+                    await writer.write(response)
+            await writer.write(to_chat_usage(request_id, reader.add_reasoning_tokens(api_context.usage)))
 
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext[Any, Any]) -> pb.EmbedResponse:
         api_context = self._context()

@@ -30,6 +30,7 @@ from kvmesh.rpc.deadline import remaining_s
 from kvmesh.rpc.http_status import http_status
 from services.frontend.access.interceptor import rpc_authenticate, rpc_caller
 from services.frontend.api.grpc.running import RunningRequest
+from services.frontend.api.grpc.stream_writer import ANSWER_UNREAD, StreamWriter
 from services.frontend.api.kserve.output_tensors import OutputTensors
 from services.frontend.api.kserve.read import INPUTS, OUTPUTS, Inference, read_inference
 from services.frontend.api.run import RequestContext, first_failure
@@ -96,17 +97,19 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelStreamInfer(  # type: ignore[override]  # it writes, because answers interleave
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> None:
+        async with StreamWriter(context, unread_timeout_s=self._pipeline.settings.unread_timeout_s) as writer:
+            await self._answer_all(requests, context, writer.write)
+
+    async def _answer_all(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context, write: Write) -> None:
         is_strict = (_STRICT, "true") in (context.invocation_metadata() or ())
         room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
-        writer = StreamWriter(context)
         try:
             async with asyncio.TaskGroup() as tasks:
                 async for request in requests:
                     await room.acquire()
-                    task = tasks.create_task(self._answer(request, context, writer.write, is_strict=is_strict))
+                    task = tasks.create_task(self._answer(request, context, write, is_strict=is_strict))
                     task.add_done_callback(lambda _: room.release())
         except BaseExceptionGroup as failures:
-            await writer.wait_written()
             raise first_failure(failures) from None
 
     async def _answer(self, request: pb.ModelInferRequest, context: Context, write: Write, *, is_strict: bool) -> None:
@@ -115,7 +118,7 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             rpc_caller.set(rpc_authenticate.get()())
             await self._stream(from_infer_request(request), context, write)
         except MeshError as error:
-            if is_strict:
+            if is_strict or error.reason == ANSWER_UNREAD:
                 raise
             code, access = http_status(error)[0], self._pipeline.access
             access.charge_refusal(rpc_caller.get(), code, body_bytes=request.ByteSize())
@@ -185,31 +188,6 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         # First, so that no error discloses a model that the caller may not use.
         rpc_caller.get().check_model(name)
         return self._pipeline.models.find(name)
-
-
-class StreamWriter:
-    """Writes the messages of several requests to one stream. gRPC takes one at a time, so the others wait.
-
-    gRPC writes a message that it has begun to its end, even if its request is cancelled. No status can be sent before that,
-    so `wait_written` comes before the end of the stream.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._lock = asyncio.Lock()
-        self._writing: asyncio.Task[None] | None = None
-
-    async def write(self, message: Any) -> None:
-        """Returns when gRPC has taken the message."""
-        async with self._lock:
-            await self.wait_written()
-            self._writing = asyncio.ensure_future(self._context.write(message))
-            await asyncio.shield(self._writing)
-
-    async def wait_written(self) -> None:
-        """Waits for the message that is being written. A failure goes to its writer."""
-        if self._writing is not None and not self._writing.done():
-            await asyncio.wait({self._writing})
 
 
 def _version() -> str:
