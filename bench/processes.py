@@ -22,7 +22,7 @@ def process_use(pid: int) -> ProcessUse:
     for member in [pid, *descendants(pid)]:
         try:
             fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
         cpu_s += sum(int(value) for value in fields[11:15]) / TICKS_PER_S
         rss += int(fields[21]) * PAGE_BYTES
@@ -33,7 +33,7 @@ def own_rss_mib(pid: int) -> float:
     """Returns the resident memory of one process without its children; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 2**20
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0.0
 
 
@@ -55,6 +55,6 @@ def descendants(pid: int) -> list[int]:
             for task in Path(f"/proc/{pid}/task").iterdir()
             for word in (task / "children").read_text().split()
         ]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
     return [member for child in children for member in [child, *descendants(child)]]

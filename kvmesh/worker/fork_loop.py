@@ -235,8 +235,8 @@ def other_threads() -> list[str]:
     """Returns the names of all threads of this process except the main one, including native threads."""
     names = []
     for task in os.listdir("/proc/self/task"):
-        # A thread may end meanwhile.
-        with contextlib.suppress(FileNotFoundError):
+        # A thread may end meanwhile, also between opening and reading the file.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if int(task) != os.getpid():
                 names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
     return sorted(names)

@@ -129,7 +129,9 @@ class ForkServer:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._process.wait()
         except TimeoutError:
-            self._process.kill()
+            # It may have ended at this moment.
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
             await self._process.wait()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=STOP_TIMEOUT_S)

@@ -135,7 +135,7 @@ async def _check_ended(pids: Sequence[int]) -> None:
     """
 
     def alive() -> list[int]:
-        return [pid for pid in pids if process_state(pid) not in ("Z", "X")]
+        return [pid for pid in pids if is_running(pid)]
 
     try:
         await wait_until(lambda: not alive(), PATIENCE_S, lambda: f"left behind: {alive()}")
@@ -216,6 +216,11 @@ def process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):  # It may end between opening and reading the file.
         return "Z"
+
+
+def is_running(pid: int) -> bool:
+    """Returns False if the process has ended, also while its parent has not waited for it."""
+    return process_state(pid) not in ("Z", "X")
 
 
 async def _read_lines(process: asyncio.subprocess.Process, lines: list[str]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest_asyncio
 
 from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.errors import UnavailableError
-from kvmesh.worker import fork_server
+from kvmesh.worker import fork_loop, fork_server
 from kvmesh.worker.fork_server import THREADS, ForkServer
+from tests.integration.mesh import is_running
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
 
@@ -95,7 +97,7 @@ async def test_children_die_with_the_server(server: ForkServer, tmp_path: Path) 
     async with asyncio.timeout(PATIENCE_S):
         for child in children:
             assert await server.wait(child) == -signal.SIGKILL
-            while alive(child.pid):
+            while is_running(child.pid):
                 await asyncio.sleep(0.01)
     with pytest.raises(UnavailableError):
         await server.spawn("forked_script", ["exit", "0"])
@@ -106,10 +108,46 @@ async def test_closing_ends_children_and_server(server: ForkServer, tmp_path: Pa
     child = await server.spawn("forked_script", ["sleep"], log=str(tmp_path / "log"))
     await server.aclose()
     async with asyncio.timeout(PATIENCE_S):
-        while alive(child.pid):
+        while is_running(child.pid):
             await asyncio.sleep(0.01)
     await server.aclose()
     assert not os.path.exists(server._folder.name)  # noqa: ASYNC240  # A test may wait for a disk.
+
+
+async def test_a_server_that_ends_when_its_time_is_over_is_closed(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process has ended when it should be killed. The socket is removed nevertheless."""
+    wait = server._process.wait
+
+    async def time_is_over_at_the_end() -> int:
+        monkeypatch.setattr(server._process, "wait", wait)
+        await wait()
+        raise TimeoutError
+
+    monkeypatch.setattr(server._process, "wait", time_is_over_at_the_end)
+    await server.aclose()
+    assert not os.path.exists(server._folder.name)  # noqa: ASYNC240  # A test may wait for a disk.
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, ProcessLookupError])
+def test_threads_that_end_while_they_are_listed_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    """A thread may end before the kernel opens its file, or before it reads the file."""
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait, daemon=True)
+    thread.start()
+    assert fork_loop.other_threads()
+
+    def end(path: Path) -> str:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", end)
+        assert fork_loop.other_threads() == []
+    ends.set()
+    thread.join()
 
 
 @pytest.mark.parametrize("preload", ["no.such.module:function", "threading:no_such_function"])
@@ -175,10 +213,3 @@ async def test_the_users_thread_counts_do_not_end_the_fork_server(tmp_path: Path
             assert await server.wait(await server.spawn("counting", env=env, log=str(log))) == 0
         assert log.read_text() == text
     await server.aclose()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
