@@ -124,7 +124,7 @@ class Cluster:
 
 
 def children_of(pid: int) -> list[int]:
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, ProcessLookupError):
         return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.lifecycle.title import fitting_words
+from tests.integration.mesh import is_running
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are used on Linux only")
@@ -82,16 +83,9 @@ def lines(process: "subprocess.Popen[str]") -> list[str]:
 def wait_gone(pids: list[int]) -> None:
     """Waits until none of the processes runs."""
     ends_at_s = time.monotonic() + PATIENCE_S
-    while any(is_alive(pid) for pid in pids):
+    while any(is_running(pid) for pid in pids):
         assert time.monotonic() < ends_at_s
         time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_each_fork_runs_its_spec_like_a_separate_program(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
+from tests.integration.mesh import is_running
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux hands orphans to a process")
@@ -40,13 +40,6 @@ print(os.getpid(), os.read(reader, 20).decode(), sep="\\n", flush=True)
 """A program with a grandchild in a session of its own. Only SIGKILL ends the grandchild, and its parent has ended."""
 WAIT = "while True: time.sleep(0.1)"
 """Sleeps in short steps, because a signal that arrives just before a sleep does not interrupt it."""
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from kvmesh.lifecycle import (
     run_until_signalled,
     stop_on_signals,
 )
+from tests.integration.mesh import is_running
 from tests.patience import PATIENCE_S
 from tests.virtual_loop import run_virtual
 
@@ -306,26 +307,18 @@ time.sleep(600)
 """
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel call is Linux's")
 def test_a_child_dies_with_its_parent() -> None:
     """Killing a parent with SIGKILL leaves no engine process behind."""
     with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child_pid = int(parent.stdout.readline())
-        assert is_alive(child_pid)
+        assert is_running(child_pid)
         parent.kill()
     ends_s = time.monotonic() + PATIENCE_S
-    while is_alive(child_pid) and time.monotonic() < ends_s:
+    while is_running(child_pid) and time.monotonic() < ends_s:
         time.sleep(0.01)
-    if is_alive(child_pid):
+    if is_running(child_pid):
         os.kill(child_pid, signal.SIGKILL)
         pytest.fail("the child outlived its parent")
 
