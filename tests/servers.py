@@ -61,7 +61,8 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
 
 @contextmanager
 def closed_port(host: str = HOST) -> Iterator[int]:
-    """Yields a port that refuses connections. No other process can get it meanwhile, but a gRPC server of the test can listen on it."""
+    """Yields a port that refuses connections. No other process can get it meanwhile, but a server of the test can listen on it if it sets
+    SO_REUSEADDR, as gRPC's and Python's do."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as held:
         # Linux lets several sockets that set this option bind the same port, if none of them listens.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

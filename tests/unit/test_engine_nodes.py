@@ -20,7 +20,7 @@ from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InvalidRequestError, UnavailableError
 from kvmesh.identity.secret import MeshSecret
 from tests.patience import PATIENCE_S
-from tests.servers import adjacent_free_ports
+from tests.servers import closed_port
 
 VALID: dict[str, Any] = {"model": "any", "nodes": 2, "tensor_parallel_size": 2, "nodes_address": "host:6000"}
 VLLM: dict[str, Any] = {**VALID, "has_kv_transfer": False}
@@ -69,29 +69,39 @@ def test_a_machine_without_the_secret_is_refused_on_both_sides() -> None:
         end.close()
 
 
+class DrippingSocket:
+    """A socket on a clock of its own, whose other side sends a byte per second."""
+
+    def __init__(self) -> None:
+        self.now_s = self._timeout_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def settimeout(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def sendall(self, data: bytes) -> None:
+        pass
+
+    def recv(self, count: int) -> bytes:
+        self.now_s += min(1.0, self._timeout_s)
+        if self._timeout_s < 1.0:
+            raise TimeoutError("timed out")
+        return b"."
+
+
 @pytest.mark.parametrize("shake_hands", [lambda end: greet(SECRET, end), lambda end: introduce(SECRET, end, 1)])
 def test_a_handshake_ends_though_bytes_keep_coming(
-    shake_hands: Callable[[socket.socket], Any], monkeypatch: pytest.MonkeyPatch
+    shake_hands: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte arrives within the limit of the handshake, which applies to all of them together."""
-    monkeypatch.setattr(node_watch, "HANDSHAKE_S", 0.2)
-    mine, theirs = socket.socketpair()
-    has_ended = threading.Event()
-
-    def drip() -> None:
-        while not has_ended.wait(0.05):
-            theirs.send(b".")
-
-    dripping = threading.Thread(target=drip)
-    dripping.start()
-    try:
-        with pytest.raises(TimeoutError):
-            shake_hands(mine)
-    finally:
-        has_ended.set()
-        dripping.join(PATIENCE_S)
-    mine.close()
-    theirs.close()
+    monkeypatch.setattr(node_watch, "HANDSHAKE_S", 5.5)
+    connection = DrippingSocket()
+    monkeypatch.setattr(node_watch, "time", connection)
+    with pytest.raises(TimeoutError):
+        shake_hands(connection)
+    assert connection.now_s == 5.5
 
 
 def test_a_machine_ends_when_the_other_side_closes() -> None:
@@ -121,9 +131,11 @@ def test_machines_send_bytes_to_each_other_until_one_is_silent(monkeypatch: pyte
     reasons: queue.Queue[str] = queue.Queue()
     watch(mine, "machine 1", reasons.put, silence_s=PATIENCE_S)
     for _ in range(3):
-        assert theirs.recv(1) == b"."
+        assert set(theirs.recv(4096)) == set(b".")
         theirs.sendall(b".")
     assert reasons.empty()
+    # Bytes that nobody reads would fill the socket, and to send would fail instead of to receive.
+    monkeypatch.setattr(node_watch, "INTERVAL_S", PATIENCE_S)
     mine.settimeout(0.01)
     theirs.sendall(b".")  # Ends the wait that began with the longer timeout.
     assert reasons.get(timeout=PATIENCE_S) == "machine 1 is silent"
@@ -169,23 +181,27 @@ def watch_of(rank: int, port: int, end: Callable[[str], None]) -> NodeWatch:
 
 
 def test_an_orderly_end_of_the_leader_ends_only_the_others() -> None:
-    port = adjacent_free_ports()
     ends: queue.Queue[tuple[int, str]] = queue.Queue()
-    leader, follower = (watch_of(rank, port, lambda reason, rank=rank: ends.put((rank, reason))) for rank in (0, 1))  # type: ignore[misc]
-    leader.join()
-    follower.join()
-    leader.close()
-    assert ends.get(timeout=PATIENCE_S)[0] == 1
-    follower.close()
+    # The watch listens at the port after that of the address.
+    with closed_port() as port:
+        leader, follower = (
+            watch_of(rank, port - 1, lambda reason, rank=rank: ends.put((rank, reason)))  # type: ignore[misc]
+            for rank in (0, 1)
+        )
+        leader.join()
+        follower.join()
+        leader.close()
+        assert ends.get(timeout=PATIENCE_S)[0] == 1
+        follower.close()
     assert 0 not in {ends.get_nowait()[0] for _ in range(ends.qsize())}
 
 
 def test_an_unreachable_leader() -> None:
-    with pytest.raises(UnavailableError, match="cannot be reached"):
+    with closed_port() as port, pytest.raises(UnavailableError, match="cannot be reached"):
         NodeWatch(
             nodes=2,
             node_rank=1,
-            nodes_address=f"127.0.0.1:{adjacent_free_ports()}",
+            nodes_address=f"127.0.0.1:{port - 1}",
             secret_file="",
             start_timeout_s=0,
             end=print,
