@@ -56,9 +56,14 @@ def make_server(settings: RpcSettings, worker: Worker | None = None) -> RpcServe
     )
 
 
+def patient(**settings: Any) -> RpcSettings:
+    """Returns settings of channels that do not give up a connection which is set up slowly."""
+    return RpcSettings(connect_timeout_s=PATIENCE_S, **settings)
+
+
 async def test_health_follows_the_state_of_the_server() -> None:
     """The status is NOT_SERVING at first and again when closing starts. Watchers receive every change."""
-    settings = RpcSettings(grace_s=PATIENCE_S)
+    settings = patient(grace_s=PATIENCE_S)
     server, pool = make_server(settings), ChannelPool(settings=settings)
     assert server.port == 0
     await server.start()
@@ -77,7 +82,7 @@ async def test_health_follows_the_state_of_the_server() -> None:
 
 async def test_calls_in_flight_finish_within_the_grace_time() -> None:
     """A call that ends within the grace time succeeds although the server is stopping."""
-    settings, worker = RpcSettings(grace_s=PATIENCE_S), Worker()
+    settings, worker = patient(grace_s=PATIENCE_S), Worker()
     server, pool = make_server(settings, worker), ChannelPool(settings=settings)
     await server.start()
     stub = worker_pb2_grpc.WorkerServiceStub(pool.channel(server.address))
@@ -100,7 +105,7 @@ async def test_calls_in_flight_finish_within_the_grace_time() -> None:
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection_lists_and_describes_services(version: str) -> None:
     """Both versions of reflection list all services and return their descriptors, as grpcurl needs."""
-    settings = RpcSettings(grace_s=0)
+    settings = patient(grace_s=0)
     server, pool = make_server(settings), ChannelPool(settings=settings)
     await server.start()
     ask = pool.channel(server.address).stream_stream(
@@ -122,7 +127,7 @@ async def test_reflection_lists_and_describes_services(version: str) -> None:
 
 async def test_channelz_is_served() -> None:
     """The server exposes gRPC's own statistics."""
-    settings = RpcSettings(grace_s=0)
+    settings = patient(grace_s=0)
     server, pool = make_server(settings), ChannelPool(settings=settings)
     await server.start()
     answer = await channelz_pb2_grpc.ChannelzStub(pool.channel(server.address)).GetServers(
@@ -169,7 +174,7 @@ async def test_a_killed_process_breaks_its_calls_at_once() -> None:
     )
     assert process.stdout is not None
     port = int(await process.stdout.readline())
-    pool = ChannelPool(settings=RpcSettings())
+    pool = ChannelPool(settings=patient())
     call = worker_pb2_grpc.WorkerServiceStub(pool.channel(f"127.0.0.1:{port}")).WatchKv(worker_pb2.WatchKvRequest())
     await call.read()
     process.kill()
@@ -216,7 +221,7 @@ class ManualClock:
 async def test_channels_to_lost_peers_are_closed() -> None:
     """With 50 short-lived workers the pool neither grows nor refuses the next one. A connected channel is kept."""
     clock = ManualClock()
-    pool = ChannelPool(settings=RpcSettings(channels_max=4), clock=clock)
+    pool = ChannelPool(settings=patient(channels_max=4), clock=clock)
     kept = make_server(RpcSettings(grace_s=0))
     await kept.start()
     connected = pool.channel(kept.address)
@@ -253,7 +258,7 @@ async def test_a_recently_used_channel_is_kept() -> None:
 async def test_a_call_waits_for_a_server_that_starts_late() -> None:
     """A call with `wait_for_ready` succeeds soon after the server has started."""
     with closed_port() as port:
-        settings = RpcSettings(port=port, grace_s=0)
+        settings = patient(port=port, grace_s=0)
         server, pool = (
             make_server(settings),
             ChannelPool(settings=settings, interceptors=channel_interceptors(Telemetry.create("frontend"))),
@@ -270,7 +275,8 @@ async def test_a_call_waits_for_a_server_that_starts_late() -> None:
 
 async def test_a_slow_handshake_is_not_a_failure() -> None:
     """A busy server that needs half a second for its first bytes does not count as unreachable."""
-    settings = RpcSettings(grace_s=0)
+    assert RpcSettings().connect_timeout_s > 0.5
+    settings = patient(grace_s=0)
     server, pool = (
         make_server(settings),
         ChannelPool(settings=settings, interceptors=channel_interceptors(Telemetry.create("frontend"))),
