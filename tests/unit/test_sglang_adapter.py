@@ -22,7 +22,7 @@ from kvmesh.core import (
 )
 from kvmesh.engines.base import INTERNAL_SALT, EngineRequest, StepOutput
 from kvmesh.engines.sglang import engine as engine_module
-from kvmesh.engines.sglang import host_process
+from kvmesh.engines.sglang import host_process, role_change
 from kvmesh.engines.sglang.engine import SglangEngine
 from kvmesh.engines.sglang.messages import (
     Alive,
@@ -84,6 +84,13 @@ LOAD = HostLoad(
     preempted_requests_total=0,
 )
 PROMPT = list(range(2, 22))
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_process, "TIMEOUT_S", PATIENCE_S)
+    for name in ("SWITCH_TIMEOUT_S", "LEGS_TIMEOUT_S"):
+        monkeypatch.setattr(role_change, name, PATIENCE_S)
 
 
 class ScriptedHost:
