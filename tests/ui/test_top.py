@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
+from textual.widget import Widget
 from textual.widgets import Input, TabbedContent
 
 from kvmesh.cli.top_app import TextScreen, TopApp
@@ -91,6 +92,12 @@ async def settle(pilot: Pilot[None], source: Mesh) -> None:
     await pilot.pause()
 
 
+async def press_for_focus(pilot: Pilot[None], key: str, widget: Widget) -> None:
+    """Presses a key that moves the focus to the widget, and waits for that. Until then further keys would go to another widget."""
+    await pilot.press(key)
+    await until(pilot, lambda: widget.has_focus)
+
+
 def shows(pilot: Pilot[None], text: str) -> bool:
     return text in pilot.app.export_screenshot().replace("&#160;", " ")
 
@@ -115,7 +122,8 @@ async def test_workers_are_listed_sorted_and_filtered_by_keys() -> None:
         await until(pilot, lambda: table.chosen_id == chosen)
         await pilot.press("r")
         await until(pilot, lambda: first_cells(table)[0] == "d00")
-        await pilot.press("slash", "d", "0", "enter")
+        await press_for_focus(pilot, "slash", pilot.app.query_one("#filter"))
+        await pilot.press("d", "0", "enter")
         await until(pilot, lambda: first_cells(table) == [f"d{i:02d}" for i in range(10)])
         await pilot.press("escape")
         await until(pilot, lambda: table.row_count == 64)
@@ -132,14 +140,12 @@ async def test_views_and_explanations_are_reachable_by_keys() -> None:
         await pilot.press("4")
         await until(pilot, lambda: pilot.app.query_one("#planner", MeshTable).row_count == 1)
         requests = pilot.app.query_one("#requests", MeshTable)
-        await pilot.press("3")
-        await until(pilot, lambda: requests.has_focus)
+        await press_for_focus(pilot, "3", requests)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen))
         assert source.asked == ["r1"]
         await until(pilot, lambda: shows(pilot, "[bold]prefill p1[/]"))
-        await pilot.press("escape")
-        await until(pilot, lambda: requests.has_focus)
+        await press_for_focus(pilot, "escape", requests)
         await pilot.press("down")
         await until(pilot, lambda: requests.cursor_row == 1)
         await pilot.press("enter")
@@ -177,11 +183,13 @@ async def test_every_size_of_terminal_works(size: tuple[int, int]) -> None:
         # The lines above the tables do not scroll.
         await until(pilot, lambda: pilot.app.query_one("#totals").region.y == 1)
         assert pilot.app.screen.max_scroll_y == 0
-        await pilot.press("slash", "d")
+        await press_for_focus(pilot, "slash", pilot.app.query_one("#filter"))
+        await pilot.press("d")
         await pilot.resize_terminal(size[1] * 2, size[0] // 2)
         await settle(pilot, source)
         await until(pilot, lambda: pilot.app.query_one("#filter", Input).value == "d")
-        await pilot.press("escape", "d")
+        await press_for_focus(pilot, "escape", pilot.app.query_one("#workers"))
+        await pilot.press("d")
         await until(pilot, lambda: not pilot.app.current_theme.dark)
 
 
