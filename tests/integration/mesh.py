@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
@@ -17,12 +17,29 @@ from kvmesh.cli.connection import MeshTarget, target_of
 from kvmesh.cli.state import MeshState
 from kvmesh.core import Role
 from kvmesh.discovery.base import FRONTEND, ROUTER
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.identity.certificates import source_of
+from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
+from kvmesh.rpc.settings import RpcSettings
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.05
 """Time between two checks of a condition. Most checks open a connection, and the mesh needs the CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatientTarget(MeshTarget):
+    """Gives up no call to the registry and no connection that is slow because the machine is busy."""
+
+    def channels(self) -> ChannelPool:
+        settings = RpcSettings(connect_timeout_s=PATIENCE_S)
+        return ChannelPool(settings=settings, mesh=source_of(self._mesh.tls_directory))
+
+    @property
+    def _discovery(self) -> DiscoverySettings:
+        return replace(super()._discovery, call_timeout_s=PATIENCE_S)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,7 +204,8 @@ async def _wait_ready(mesh: RunningMesh, reader: asyncio.Task[None]) -> None:
             raise AssertionError(mesh.logs())
         await asyncio.sleep(0.02)
     found = MeshState(**json.loads(state.read_text()))
-    mesh.url, mesh.registry, mesh.target = found.url, found.registry, target_of(found)
+    mesh.url, mesh.registry = found.url, found.registry
+    mesh.target = PatientTarget(address=found.registry, credentials=target_of(found).credentials)
     await _wait_prefill(mesh)
 
 
