@@ -197,7 +197,8 @@ async def joined_workers(
 
 async def _wait_ready(mesh: RunningMesh, reader: asyncio.Task[None]) -> None:
     state = mesh.directory / "mesh.json"
-    while not state.exists():
+    # `_wait_prefill` needs the first lines, which this process may read later than it sees the file.
+    while not (state.exists() and any("starting" in line for line in mesh.output)):
         if mesh.process.returncode is not None:
             # The last lines of the output give the reason.
             await asyncio.wait({reader}, timeout=PATIENCE_S)

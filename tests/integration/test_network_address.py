@@ -132,9 +132,14 @@ async def add_prefill_worker(mesh: RunningMesh, consul: Server, tmp_path: Path) 
     """Starts another prefill worker, as on a host that joins. Before it registers, the mesh's decode worker pulls from it, with mesh TLS."""
     log = tmp_path / "joins.log"
     argv = ("--engine", "simulated", "--model", str(ROOT / "models" / "demo"), *mesh.service_flags)
-    async with running_worker(log, *argv) as worker:
-        await wait_registered(worker, consul, count=len(await instances(consul)) + 1)
-        assert "kv_path_checked" in log.read_text() and '"warning"' not in log.read_text(), log.read_text()
+
+    async def has_checked_its_handoff() -> bool:
+        async with running_worker(log, *argv) as worker:
+            await wait_registered(worker, consul, count=len(await instances(consul)) + 1)
+            return "kv_path_checked" in log.read_text() and '"warning"' not in log.read_text()
+
+    # A worker warns and registers if the check takes seconds, as it may on a busy machine.
+    await wait_until(has_checked_its_handoff, 2 * PATIENCE_S, log.read_text)
 
 
 @asynccontextmanager
@@ -173,12 +178,17 @@ async def doctor(flags: Sequence[str]) -> tuple[int | None, str]:
 
 
 async def check_by_doctor(flags: Sequence[str]) -> None:
-    """Runs the doctor and checks that each of its checks passed."""
-    status, output = await doctor(flags)
-    assert status == 0, output
-    for check in ("services", "addresses", "ports", "clocks", "versions", "fingerprints", "side channels"):
-        assert re.search(rf"^ *\d+ {check} +ok ", output, re.MULTILINE), output
-    assert re.search(r"KV transfer +\w+ +prefill-\S+ -> decode-\S+:", output), output
+    """Runs the doctor until each of its checks passes. A busy machine may delay a heartbeat, an answer or a record with a worker's time."""
+    checks = ("services", "addresses", "ports", "clocks", "versions", "fingerprints", "side channels")
+    lines = [*(rf"^ *\d+ {check} +ok " for check in checks), r"KV transfer +\w+ +prefill-\S+ -> decode-\S+:"]
+    output = ""
+
+    async def has_no_complaint() -> bool:
+        nonlocal output
+        status, output = await doctor(flags)
+        return status == 0 and all(re.search(line, output, re.MULTILINE) for line in lines)
+
+    await wait_until(has_no_complaint, 2 * PATIENCE_S, lambda: output)
 
 
 def kernel_form(address: str) -> str:

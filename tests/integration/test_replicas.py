@@ -25,13 +25,15 @@ PLACED = "kvmesh_router_placed_requests_total"
 AT_A_TIME = 16
 """Requests in flight per frontend."""
 
+PATIENT = f"--router-answer-timeout-s={PATIENCE_S:g}"
+"""A frontend that gives up a slow router sends no more requests to it. The connections to a killed router break at once."""
 ENGINE_ARGS = "--simulated-time-factor 0.2 --simulated-running-requests-max 256"
 
 
 @asynccontextmanager
 async def frontend_process(mesh: RunningMesh, number: int) -> AsyncIterator[None]:
     """Starts another frontend of the mesh."""
-    flags = (*mesh.service_flags, "--http-port", "0", "--telemetry-log-level", "warning")
+    flags = (*mesh.service_flags, "--http-port", "0", "--telemetry-log-level", "warning", PATIENT)
     with (mesh.directory / f"more-frontends-{number}.log").open("w") as log:
         running = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "services.frontend", *flags, stdout=log, stderr=log
@@ -112,7 +114,7 @@ async def _close_after(session: aiohttp.ClientSession, clients: list[asyncio.Tas
 async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
     """All 1 000 requests get complete answers, and the other router settles the reservations of the dead one."""
     flags = ("--routers", "2", "--decode", "2", "--restarts-max", "0", "--log-level", "warning")
-    argv = argv_simulated(*flags, "--engine-args", ENGINE_ARGS)
+    argv = argv_simulated(*flags, "--engine-args", ENGINE_ARGS, f"--frontend-args={PATIENT}")
     async with AsyncExitStack() as stack:
         mesh = await stack.enter_async_context(running_mesh(tmp_path, *argv))
         registry = mesh.target.registry()

@@ -116,8 +116,9 @@ async def check_join(terminal: Terminal, mesh: asyncio.subprocess.Process, name:
     async with asyncio.timeout(PATIENCE_S):
         while await decode_workers() != 3:
             pass
-        joined.send_signal(signal.SIGINT)
-        await joined.communicate()
+    joined.send_signal(signal.SIGINT)
+    await asyncio.wait_for(joined.communicate(), PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
         while await decode_workers() != 1:
             pass
     assert joined.returncode == 0 and mesh.returncode is None

@@ -144,8 +144,12 @@ class Machines:
             await registry.aclose()
 
     async def metric(self, name: str, metric: str) -> float:
-        """Returns the present value of a worker's metric."""
-        (worker,) = (each for each in await self.instances() if each.instance_id == name)
+        """Returns the present value of a worker's metric. Waits while Consul does not answer."""
+        found: list[Instance] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while not (found := [each for each in await self.instances() if each.instance_id == name]):
+                await asyncio.sleep(POLL_S)
+        (worker,) = found
         host = self.hosts.hosts[name]
         port = int(worker.meta["metrics_port"])
         return worker_metric(await metrics_text(host.at(0).rpartition(":")[0], port), metric)

@@ -104,6 +104,7 @@ async def test_simulated_pair(tmp_path: Path, version: int) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(600)
 async def test_vllm_pair(tmp_path: Path) -> None:
     """Answers are also right while the path between the workers is cut. Afterwards KV is transferred again."""
     require_part("vllm")

@@ -91,7 +91,8 @@ class Operator:
     async def type(self, number: int, commands: str) -> str:
         """Runs a command and returns its output. Raises AssertionError if it fails."""
         process = await self._run(number, commands, asyncio.subprocess.PIPE)
-        output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        # Not PATIENCE_S: the doctor uses seconds of CPU time.
+        output, _ = await asyncio.wait_for(process.communicate(), READY_S)
         assert process.returncode == 0, output.decode()
         return output.decode()
 
@@ -224,7 +225,10 @@ def acl_file() -> str:
 
 
 async def make_tokens(typist: Operator) -> tuple[str, str]:
-    """Creates a token for each agent. Returns the tokens of the services and of Prometheus."""
+    """Creates a token for each agent. Returns the tokens of the services and of Prometheus.
+
+    Repeats commands that fail, because slow servers elect another leader.
+    """
     commands = block("Consul in production").removeprefix(acl_file()).splitlines()
     lines = [line.partition("  #")[0].strip() for line in commands]
     bootstrap, agent_token, set_agent_token, policy, token, prometheus_policy, prometheus_token = lines
@@ -233,9 +237,9 @@ async def make_tokens(typist: Operator) -> tuple[str, str]:
     for number in typist.hosts:
         own = secret(await typist.until(1, agent_token.replace("host-4", f"host-{number}")))
         await typist.until(number, set_agent_token.replace("SECRET_ID", own))
-    await typist.type(1, policy)
-    await typist.type(1, prometheus_policy)
-    found = secret(await typist.type(1, token)), secret(await typist.type(1, prometheus_token))
+    await typist.until(1, policy)
+    await typist.until(1, prometheus_policy)
+    found = secret(await typist.until(1, token)), secret(await typist.until(1, prometheus_token))
     typist.exports = exports
     return found
 
