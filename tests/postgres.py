@@ -23,10 +23,11 @@ PASSWORD = "not-in-any-log"
 USER = "kvmesh"
 START_S_MAX = 60.0
 # Durable as in production, because tests kill the server and then check the committed data.
-CONFIGURATION = """
+CONNECTIONS_MAX = 40
+CONFIGURATION = f"""
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
-max_connections = 40
+max_connections = {CONNECTIONS_MAX}
 shared_buffers = 16MB
 dynamic_shared_memory_type = mmap
 """
@@ -92,11 +93,17 @@ class Cluster:
         """Kills the server and its child processes with SIGKILL, as a power failure would."""
         assert self.process is not None
         self._stop_forking()
-        for pid in [*children_of(self.process.pid), self.process.pid]:
+        children = children_of(self.process.pid)
+        for pid in [*children, self.process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self.process = None
+        # The server does not start again while one of them has the shared memory.
+        end = time.monotonic() + START_S_MAX
+        while any(process_state(pid) not in ("Z", "X") for pid in children):
+            assert time.monotonic() < end, "a killed process does not end"
+            time.sleep(0.001)
 
     def signal_all(self, number: int) -> None:
         """Sends a signal, such as SIGSTOP, to the server and its child processes."""
