@@ -48,6 +48,8 @@ class EngineDriver:
         self.engine = engine
         self.timeout_s = timeout_s
         self.cached: set[int] = set()
+        self.began: list[int] = []
+        """The keys of legs in the order of their first tokens."""
         self.violations: list[str] = []
         self.error: MeshError | None = None
         self._records: dict[int, Record] = {}
@@ -95,6 +97,8 @@ class EngineDriver:
             if record is None:
                 self.violations.append(f"tokens for key {key}, which is not live")
             else:
+                if size and not record.tokens:
+                    self.began.append(key)
                 record.tokens += output.token_ids[start : start + size]
                 record.logprobs += output.logprobs.get(key, ())
                 record.changed.set()

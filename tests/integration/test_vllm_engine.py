@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -20,7 +20,6 @@ import pytest_asyncio
 from aiohttp import ClientSession
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, LegTask, Role, SamplingParams
-from kvmesh.engines.base import EngineFinish
 from kvmesh.engines.vllm.handles import pack, unpack
 from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.engines.vllm.settings import VllmSettings
@@ -45,7 +44,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest
 module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
 Make = Callable[..., Awaitable[Drive]]
 CANCEL_S = PATIENCE_S
-"""A cancel takes about 20 ms on an idle machine. Leases and pulls, whose end would end the wait too, take longer than this."""
+"""A cancel takes about 20 ms on an idle machine."""
+LONG_LEASE_S = 2 * PATIENCE_S
+"""The end of a lease must not end a wait for a cancel or a release."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ async def pair(
 ) -> AsyncIterator[tuple[Drive, Drive]]:
     """A prefill and a decode engine for all tests without side effects."""
     folder = tmp_path_factory.mktemp("pair")
-    made = [settings(role, pull_timeout_s=FIRST_PULL_S) for role in ("prefill", "decode")]
+    made = [settings(role, pull_timeout_s=FIRST_PULL_S, lease_s=LONG_LEASE_S) for role in ("prefill", "decode")]
     drives = [Drive(RemoteEngine(server, each, folder)) for each in made]
     await asyncio.gather(*(drive.start() for drive in drives))
     await connect(*drives)
@@ -349,12 +350,17 @@ async def test_a_handle_without_a_hold_is_not_pulled(pair: tuple[Drive, Drive]) 
 
 async def test_a_lease_ends(make: Make) -> None:
     """Blocks that are not pulled are freed when the lease ends, and count as leased until then."""
-    lease_s = 4.0  # Longer than the pauses of a busy machine between the prefill and the first load record.
+    lease_s = 2.0
     prefill = await make("prefill", lease_s=lease_s, pull_timeout_s=1.0)
-    began = time.monotonic()
-    handle = await prefill.prefill(greedy(100))
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            began = time.monotonic()
+            handle = await prefill.prefill(greedy(100))
+            load = await prefill.until(lambda load: load.kv_blocks_leased == 4 or not load.kv_blocks_used)
+            if load.kv_blocks_leased:
+                break
+            # This process got no CPU until the lease had ended.
     assert handle.lease_s == lease_s
-    load = await prefill.until(lambda load: load.kv_blocks_leased == 4)
     assert load.kv_blocks_used == 4
     await prefill.idle()
     assert time.monotonic() - began > lease_s - 0.1
@@ -379,16 +385,17 @@ async def test_a_released_handle_frees_its_blocks(pair: tuple[Drive, Drive]) -> 
 
 async def test_a_queued_handle_outlives_its_lease(make: Make, pair: tuple[Drive, Drive]) -> None:
     """While a leg waits for capacity, heartbeats keep the prefill side's blocks: no recompute, right tokens."""
-    short = {"lease_s": 3.0, "pull_timeout_s": 2.9}
+    # A busy machine may pause an engine for seconds between two heartbeats.
+    short = {"lease_s": 6.0, "pull_timeout_s": 5.9}
     prefill, decode = await make("prefill", **short), await make("decode", running_requests_max=1, **short)
     generation = greedy(100, seed=9)
     alone = (await pair[1].decode(generation)).tokens
     await connect(prefill, decode)
     # Several, so that one of them still runs after the sleep.
-    blockers = [decode.submit(LegTask.GENERATE, greedy(10, tokens=2000)) for _ in range(4)]
+    blockers = [decode.submit(LegTask.GENERATE, greedy(10, tokens=2000)) for _ in range(8)]
     await decode.got[blockers[0]].first.wait()
     key = decode.submit(LegTask.GENERATE, generation, handle=await prefill.prefill(generation))
-    await asyncio.sleep(1.5 * short["lease_s"])
+    await asyncio.sleep(1.2 * short["lease_s"])
     assert prefill.engine.load().kv_blocks_leased == 4
     for blocker in blockers:
         decode.engine.cancel_nowait(blocker)
@@ -438,7 +445,9 @@ async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
 
 async def test_a_pull_from_a_hung_process_can_be_cancelled(make: Make) -> None:
     """The finish comes immediately. The blocks are freed once the peer can no longer write to them."""
-    prefill, decode = await asyncio.gather(make("prefill"), make("decode"))
+    # Over TCP, because an engine that shares memory with a stopped process may read that, and finish before the cancel.
+    more = {"environ": {"UCX_TLS": "tcp,self"}, "lease_s": LONG_LEASE_S, "pull_timeout_s": LONG_LEASE_S - 1.0}
+    prefill, decode = await asyncio.gather(make("prefill", **more), make("decode", **more))
     await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
     handle = await prefill.prefill(greedy(300, seed=15))
     os.kill(prefill.remote.pid, signal.SIGSTOP)
@@ -465,7 +474,7 @@ async def test_a_dead_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
     if have_met:
         await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
     handle = await prefill.prefill(generation)
-    os.kill(prefill.remote.pid, signal.SIGKILL)
+    await prefill.remote.kill()
     got = await decode.decode(generation, handle)
     assert got.tokens == alone
     assert got.finish is not None
@@ -482,10 +491,19 @@ async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Driv
     expected = (await pair[1].decode(long)).tokens
     # After the handshake a pull begins and ends within one step, so that it cannot be observed in progress.
     await connect(prefill, decode)
-    key = decode.submit(LegTask.GENERATE, long, handle=await prefill.prefill(long))
-    await decode.got[key].first.wait()
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            before = decode.engine.load().transferred_tokens_total
+            key = decode.submit(LegTask.GENERATE, long, handle=await prefill.prefill(long))
+            await decode.got[key].first.wait()
+            if decode.engine.load().transferred_tokens_total > before:
+                break
+            # On a busy machine the pull may take longer than its timeout.
+            decode.engine.cancel_nowait(key)
+            await decode.result(key)
+            await reset(decode)
     handle = await prefill.prefill(short)
-    os.kill(prefill.remote.pid, signal.SIGKILL)
+    await prefill.remote.kill()
     failed = await decode.decode(short, handle)
     assert failed.finish is not None
     assert failed.finish.was_recomputed
@@ -499,10 +517,17 @@ async def test_cancel_frees_both_sides(pair: tuple[Drive, Drive]) -> None:
     """A cancel frees the blocks during decoding, after the submission of a handle, and during prefill. Cancels of finished or unknown legs
     are ignored."""
     prefill, decode = pair
-    running = decode.submit(LegTask.GENERATE, greedy(100, tokens=1500))
-    await decode.got[running].first.wait()
-    decode.engine.cancel_nowait(running)
-    assert (await decode.result(running, CANCEL_S)).finish.reason is FinishReason.CANCELLED  # type: ignore[union-attr]
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            running = decode.submit(LegTask.GENERATE, greedy(100, tokens=1900))
+            await decode.got[running].first.wait()
+            decode.engine.cancel_nowait(running)
+            finish = (await decode.result(running, CANCEL_S)).finish
+            assert finish is not None
+            # If this process gets no CPU for seconds, the answer ends before the cancel.
+            if finish.reason is not FinishReason.LENGTH:
+                break
+    assert finish.reason is FinishReason.CANCELLED
     await decode.idle(CANCEL_S)
     handle = await prefill.prefill(greedy(300, seed=19))
     pulling = decode.submit(LegTask.GENERATE, greedy(300, seed=19), handle=handle)
@@ -570,10 +595,11 @@ async def test_an_idle_engine_uses_little_cpu(pair: tuple[Drive, Drive]) -> None
     """By default NIXL's progress thread would use a whole core per engine."""
     for drive in pair:
         await drive.idle()
-    before = [cpu_s(drive.remote.pid) for drive in pair]
+    began, before = time.monotonic(), [cpu_s(drive.remote.pid) for drive in pair]
     await asyncio.sleep(1.5)
     spent = [cpu_s(drive.remote.pid) - start for drive, start in zip(pair, before, strict=True)]
-    assert max(spent) < 0.3, spent
+    # About 0.02 on an idle machine.
+    assert max(spent) < 0.2 * (time.monotonic() - began), spent
 
 
 def cpu_s(pid: int) -> float:
@@ -667,16 +693,16 @@ async def test_the_largest_priority_goes_first(make: Make) -> None:
     engine = await make("decode", running_requests_max=1)
     blocker = engine.submit(LegTask.GENERATE, greedy(10, tokens=2000))
     await engine.got[blocker].first.wait()
-    # It is long, so that it still runs on a busy machine when the test learns that the other one has ended.
-    low = engine.submit(LegTask.GENERATE, greedy(10, seed=1, tokens=1500, priority=-5))
+    low = engine.submit(LegTask.GENERATE, greedy(10, seed=1, tokens=30, priority=-5))
     high = engine.submit(LegTask.GENERATE, greedy(10, seed=2, tokens=30, priority=5))
     # Both requests wait now, however late the test received the first one's token.
     await engine.until(lambda load: load.waiting_requests == 2)
     engine.engine.cancel_nowait(blocker)
-    await engine.result(high)
-    assert engine.got[low].finish is None
-    engine.engine.cancel_nowait(low)
-    await engine.result(low)
+    for key in (high, low):
+        await engine.result(key)
+    # The order of the outputs, because this process may receive many at once.
+    order = [key for output in engine.outputs for key in output.keys if key in (high, low)]
+    assert order.index(low) > order.index(high)
 
 
 @pytest.mark.parametrize(
@@ -724,6 +750,12 @@ async def test_the_preload_keeps_the_process_safe_to_fork(server: ForkServer, tm
     assert log.read_text().splitlines()[-1] == "1"
 
 
+TITLE = "VLLM::Worker"
+"""Ranks set it after the imports, before they start the device."""
+# On a busy machine one rank may have its title before the other one imports.
+MARKS = {"importing": ("multiprocessing.spawn", TITLE), "starting": (TITLE,)}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("stage", ["importing", "starting"])
@@ -735,7 +767,7 @@ async def test_ranks_die_with_an_engine_that_is_killed_while_it_starts(
     starting = asyncio.create_task(remote.start())
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while len(ranks := ranks_of(remote, is_titled=stage == "starting")) < 2:
+            while len(ranks := ranks_of(remote, MARKS[stage])) < 2:
                 assert not starting.done(), starting
                 await asyncio.sleep(0.01)
         # Only the kernel can end a stopped process.
@@ -764,12 +796,11 @@ def child_of(remote: RemoteEngine) -> ForkedChild:
     return remote.child
 
 
-def ranks_of(remote: RemoteEngine, *, is_titled: bool) -> list[int]:
-    """Returns the rank processes that vLLM has started. They set their title after the imports, before they start the device."""
+def ranks_of(remote: RemoteEngine, marks: Sequence[str]) -> list[int]:
+    """Returns the rank processes that vLLM has started and whose command has one of the marks."""
     if remote.child is None:
         return []
-    mark = "VLLM::Worker" if is_titled else "multiprocessing.spawn"
-    return [pid for pid in children_of(remote.pid) if mark in command_of(pid)]
+    return [pid for pid in children_of(remote.pid) if any(mark in command_of(pid) for mark in marks)]
 
 
 def command_of(pid: int) -> str:
@@ -787,7 +818,7 @@ async def test_unequal_ranks_exchange_kv_and_die_with_their_engine(pair: tuple[D
 
     Tensor-parallel ranks are processes. They end when the engine is killed.
     """
-    wide = await make("prefill", tensor_parallel_size=2, pull_timeout_s=FIRST_PULL_S)
+    wide = await make("prefill", tensor_parallel_size=2, pull_timeout_s=FIRST_PULL_S, lease_s=LONG_LEASE_S)
     for role, prefill, decode in ((Role.PREFILL, wide, pair[1]), (Role.DECODE, pair[0], wide)):
         await wide.engine.set_role(role)
         assert len({each.engine.describe().kv_compatibility_hash for each in (prefill, decode)}) == 1
@@ -912,9 +943,11 @@ async def test_costly_constraints_delay_no_other_tokens(make: Make, tmp_path: Pa
     free = engine.submit(LegTask.GENERATE, greedy(20, tokens=1900))
     await engine.got[free].first.wait()
     before = len(engine.got[free].tokens)
-    cancelled, allowed, refused = costly(ranged(200), 8), costly(ranged(60), 8), costly(ranged(60, "nothing"), 8)
+    # Its answer is long, because the validation may end before this process sends the cancel.
+    cancelled, allowed, refused = costly(ranged(200), 1900), costly(ranged(60), 8), costly(ranged(60, "nothing"), 8)
     engine.engine.cancel_nowait(cancelled)
-    assert (await engine.result(cancelled)).finish == EngineFinish(key=cancelled, reason=FinishReason.CANCELLED)
+    finish = (await engine.result(cancelled)).finish
+    assert finish is not None and finish.reason is FinishReason.CANCELLED and finish.error is None
     got = await engine.result(allowed)
     assert got.finish is not None and got.finish.reason is FinishReason.LENGTH
     assert "".join(chr(token - 2) for token in got.tokens).startswith("{")

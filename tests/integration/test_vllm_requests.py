@@ -1,8 +1,6 @@
 """Ordinary requests that ended vLLM's CPU engine: helpers compiled on demand, seeds of prompts computed in several steps, and others."""
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from tests.integration.vllm_fuzz import start as start_fuzzed
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
 from tests.parts import require_part
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(300)]
 module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -132,7 +131,7 @@ async def test_seeded_requests_of_a_dead_prefill_worker_are_recomputed(make: Mak
     generations = [greedy(500, seed=seed, sampling=sampled(seed=seed)) for seed in range(6)]
     expected = [tokens_of(await whole.decode(generation)) for generation in generations]
     handles = [await prefill.prefill(generation) for generation in generations[:4]]
-    os.kill(prefill.remote.pid, signal.SIGKILL)
+    await prefill.remote.kill()
     lost = [decode.decode(generation, handle) for generation, handle in zip(generations[:4], handles, strict=True)]
     got = await asyncio.gather(*lost, *map(decode.decode, generations[4:]))
     assert list(map(tokens_of, got)) == expected
@@ -219,7 +218,7 @@ async def test_a_cancel_is_answered_before_the_next_step(make: Make) -> None:
 async def test_adapters_of_one_name_are_distinguished_by_content(make: Make, tmp_path: Path) -> None:
     """An engine does not read KV of an adapter if its own adapter of that name has other weights. The next adapter with the same name and
     path does not find the old one's blocks in the cache. With equal weights from any path, KV is handed off."""
-    options = {"enable_lora": True, "pull_timeout_s": 25.0}
+    options = {"enable_lora": True, "pull_timeout_s": 25.0, "lease_s": 2 * PATIENCE_S}
     prefill, decode = await asyncio.gather(make("prefill", **options), make("decode", **options))
     await connect(prefill, decode)
     source = make_adapter(tmp_path / "old", seed=1)

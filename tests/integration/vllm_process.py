@@ -149,6 +149,12 @@ class RemoteEngine:
         """Makes the next step raise."""
         await self._ask("break_engine")
 
+    async def kill(self) -> None:
+        """Kills the process. Returns when its memory is free, because a peer may read that without the process's help."""
+        assert self.child is not None and self._server is not None
+        self.child.send_signal(signal.SIGKILL)
+        await self._server.wait(self.child)
+
     async def aclose(self) -> None:
         if self.child is None or self._server is None:
             return
