@@ -18,6 +18,7 @@ from kvmesh.engines.simulated.engine import SimulatedEngine
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.kv.nixl_transport import NixlTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
+from tests.integration.mesh import stop_process
 from tests.parts import ROOT, require_part
 from tests.patience import PATIENCE_S
 
@@ -43,6 +44,10 @@ class PrefillProcess:
         fields = await self.ask(prompt)
         payload = base64.b64decode(fields.pop("payload"))
         return KvHandle(worker_id="other", worker_epoch=1, payload=payload, **fields)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self._process.pid, number)
@@ -108,7 +113,7 @@ async def test_killed_source(other: PrefillProcess, decode: EngineDriver) -> Non
     """If the source is killed after it made the handle, the reader soon computes the prompt itself."""
     generation = greedy("demo", list(range(100, 300)))
     handle = await other.prefill(list(generation.token_ids))
-    other.signal(signal.SIGKILL)
+    await other.aclose()
     async with asyncio.timeout(PATIENCE_S):
         record = await decode.run(generation, handle=handle)
     assert record.done.was_recomputed
@@ -122,7 +127,7 @@ async def test_stopped_source(other: PrefillProcess, decode: EngineDriver) -> No
     """
     generation = greedy("demo", list(range(100, 300)))
     handles = [await other.prefill(list(generation.token_ids)) for _ in range(2)]
-    other.signal(signal.SIGSTOP)
+    await stop_process(other.pid)
     cancelled = decode.submit(generation, handle=handles[0])
     await asyncio.sleep(0.1)
     decode.engine.cancel_nowait(cancelled.key)

@@ -7,11 +7,12 @@ clear               zeros its memory, as if another request used it now
 close-in-pull PEER  closes during a pull: "closed"
 look                "clear" if all bytes are still zero, else how many are not
 
-An order that follows the word `acknowledged` prints "begun" before its answer.
+After the word `announced`, `pull` and `cancel` also print "abandoned", before the answer, when the pull is over but may still write.
 """
 
 import asyncio
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -25,15 +26,26 @@ QUIET_S = 0.5
 """How long bytes in flight on loopback may take. On a slow machine the test may miss a bug, but cannot report one that does not exist."""
 
 
+class SayingTransport(NixlTransport):
+    """Says when it begins to wait for the late bytes of a pull that has timed out or was cancelled."""
+
+    announces = False
+
+    async def _abort(self, handle: Any) -> None:
+        if self.announces:
+            print("abandoned", flush=True)
+        await super()._abort(handle)
+
+
 async def main(role: str) -> None:
     memory = np.full(SIZE, int(role == "source"), np.uint8)
-    transport = NixlTransport(inline_bytes_max=0, close_s=1.0)
+    transport = SayingTransport(inline_bytes_max=0, close_s=1.0)
     await transport.start(memory, lambda _: None)
     loop = asyncio.get_running_loop()
     while words := (await loop.run_in_executor(None, sys.stdin.readline)).split():
-        if words[0] == "acknowledged":
+        if words[0] == "announced":
             del words[0]
-            print("begun", flush=True)
+            transport.announces = True
         if words[0] == "metadata":
             answer = transport.metadata.hex()
         elif words[0] == "pull":

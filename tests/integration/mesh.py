@@ -248,6 +248,24 @@ async def _read_lines(process: asyncio.subprocess.Process, lines: list[str]) -> 
         lines.append(line.decode(errors="replace").rstrip())
 
 
+async def stop_process(pid: int) -> None:
+    """Sends SIGSTOP and waits until all threads of the process have stopped.
+
+    The thread that gets the signal stops the others, and it may be late: until then they still send and receive.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    await wait_until(lambda: set(_thread_states(pid)) == {"T"}, PATIENCE_S, f"process {pid} has stopped")
+
+
+def _thread_states(pid: int) -> Sequence[str]:
+    found = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The process has ended.
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread has ended.
+                found.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return found
+
+
 async def chat(url: str, text: str, *, model: str = "demo", **options: object) -> dict[str, object]:
     """Runs one chat completion without streaming."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], **options}
