@@ -27,7 +27,9 @@ from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = "/v1/chat/completions"
-SETTINGS = AppSettings(batches=QUICK)
+# A frontend that stands still for longer than its lease loses the batch, and its lines run again.
+STEADY = replace(QUICK, lease_s=600.0)
+SETTINGS = AppSettings(batches=STEADY)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +165,7 @@ async def test_a_malformed_file_fails_the_batch(client: openai.AsyncOpenAI) -> N
 
 async def test_batches_are_bounded(model: ServedModel, tmp_path: Path) -> None:
     """Limits apply to the lines, the bytes of a line, the bytes of a file, and the concurrent requests."""
-    limits = replace(QUICK, lines_max=3, line_bytes_max=400, file_bytes_max=4096, lines_in_flight_max=2)
+    limits = replace(STEADY, lines_max=3, line_bytes_max=400, file_bytes_max=4096, lines_in_flight_max=2)
     settings = AppSettings(batches=limits)
     mesh = answering(model)
     async with (
@@ -283,8 +285,7 @@ async def test_several_frontends_share_batches_and_run_none_twice(model: ServedM
 
     for mesh in meshes:
         mesh.before_step = wait_for_both
-    # A frontend that stands still for longer than its lease loses the batch, and its lines run again.
-    one = AppSettings(batches=replace(QUICK, running_max=1, lease_s=600.0))
+    one = AppSettings(batches=replace(STEADY, running_max=1))
     async with (
         running_apps([model], meshes[0], tmp_path, apps=one, instance_id="a") as first,
         running_apps([model], meshes[1], tmp_path, apps=one, instance_id="b") as second,
@@ -301,7 +302,7 @@ async def test_several_frontends_share_batches_and_run_none_twice(model: ServedM
 async def test_a_lost_lease_writes_nothing(model: ServedModel, tmp_path: Path) -> None:
     """If a frontend loses its lease, its later results are discarded, and each line is in the output once."""
     mesh = answering(model, step_s=0.02)
-    async with running_apps([model], mesh, tmp_path, apps=SETTINGS, instance_id="a") as first:
+    async with running_apps([model], mesh, tmp_path, apps=AppSettings(batches=QUICK), instance_id="a") as first:
         async with openai_client(first.url) as client:
             made = await start_batch(client, jsonl(chat_line(i) for i in range(30)))
             async with asyncio.timeout(PATIENCE_S):
@@ -317,9 +318,8 @@ async def test_a_lost_lease_writes_nothing(model: ServedModel, tmp_path: Path) -
 
 async def test_a_stopping_frontend_hands_over_its_batch(model: ServedModel, tmp_path: Path) -> None:
     """Draining lets lines in flight end, starts no others, and releases the lease."""
-    long_lease = AppSettings(batches=replace(QUICK, lease_s=600.0))
     mesh = answering(model, step_s=0.01)
-    async with running_apps([model], mesh, tmp_path, apps=long_lease, instance_id="a") as first:
+    async with running_apps([model], mesh, tmp_path, apps=SETTINGS, instance_id="a") as first:
         async with openai_client(first.url) as client:
             made = await start_batch(client, jsonl(chat_line(i) for i in range(60)))
             async with asyncio.timeout(PATIENCE_S):
@@ -328,7 +328,7 @@ async def test_a_stopping_frontend_hands_over_its_batch(model: ServedModel, tmp_
         await first.pipeline.drain()
         assert not mesh.cancelled
     async with (
-        running_apps([model], answering(model), tmp_path, apps=long_lease, instance_id="b") as second,
+        running_apps([model], answering(model), tmp_path, apps=SETTINGS, instance_id="b") as second,
         openai_client(second.url) as client,
     ):
         batch = await wait_ended(client, made.id)
