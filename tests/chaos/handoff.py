@@ -78,8 +78,18 @@ class Handoffs:
     async def learn(self) -> None:
         """Records the answer to every prompt without faults."""
         async with self._session() as session:
-            self.expected = [await self._ask(session, "steady", prompt) for prompt in self.prompts]
+            self.expected = [await self._ask_until_taken(session, prompt) for prompt in self.prompts]
         assert len({tuple(tokens) for tokens in self.expected}) > PROMPTS // 2, "the model's answers hardly differ"
+
+    async def _ask_until_taken(self, session: aiohttp.ClientSession, prompt: Sequence[int]) -> list[int]:
+        """Repeats a request that is refused because a busy machine delays the load records of the only decode worker."""
+        while True:
+            try:
+                return await self._ask(session, "steady", prompt)
+            except ConnectionError as error:
+                if str(error) != "503 no_worker":
+                    raise
+            await asyncio.sleep(0.1)
 
     async def run_round(self, fault: str, leases: float) -> None:
         """Runs one fault. Returns when all requests of the round have ended."""

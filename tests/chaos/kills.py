@@ -131,6 +131,7 @@ async def kill_workers(mesh: ProcessMesh, shape: Shape, account: Account) -> Non
         await asyncio.sleep(max(0.0, next_s - loop.time()))
         next_s = max(next_s + shape.pause_s, loop.time())
         try:
+            account.continued = await continued(mesh)
             taking = await mesh.taking(Role.PREFILL), await mesh.taking(Role.DECODE)
         except MeshError:
             continue  # The router is too busy to list the workers, so no kill is safe.
@@ -159,7 +160,7 @@ async def kill_two(mesh: ProcessMesh, account: Account) -> None:
     for name in ("decode-0", "prefill-0"):
         await asyncio.sleep(1.0)
         if name == "decode-0":
-            await mesh.wait_answers(name)
+            await mesh.stop_in_answers(name)
         await mesh.kill(name)
         account.kills.append(name)
 
@@ -186,7 +187,8 @@ async def run(shape: Shape, directory: Path, spares: Sequence[Forked] = ()) -> A
         requests = Requests(mesh.url, shape, account)
         await requests.learn()
         async with running_task(kill_workers(mesh, shape, account)):
-            await requests.run()
+            # On a busy machine the first kills may hit workers that generate nothing.
+            await requests.run(is_enough=lambda: account.continued > 0)
         await _close(mesh, account)
     return account
 
@@ -216,8 +218,13 @@ async def run_vllm(shape: Shape, directory: Path, *, is_short: bool = False) -> 
     return account
 
 
+async def continued(mesh: ProcessMesh) -> int:
+    """Returns how often an answer was continued on another worker."""
+    return int(await mesh.frontend_metric("kvmesh_frontend_continued_requests_total"))
+
+
 async def _close(mesh: ProcessMesh, account: Account) -> None:
-    account.continued = int(await mesh.frontend_metric("kvmesh_frontend_continued_requests_total"))
+    account.continued = await continued(mesh)
     if account.problems:
         account.problems.append(mesh.logs())
 

@@ -13,7 +13,7 @@ from kvmesh.cli.children import Child, ChildSpec, start_child
 from kvmesh.cli.forked import Forked, fork_all
 from kvmesh.cli.plan import MeshInputs, plan_mesh
 from kvmesh.cli.up_settings import UpSettings
-from kvmesh.core import Role, WorkerView
+from kvmesh.core import LoadRecord, Role, WorkerView
 from kvmesh.discovery.base import FRONTEND, ROUTER
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
@@ -22,6 +22,7 @@ from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
+from tests.integration.mesh import stop_process
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,8 @@ MODEL = ROOT / "models" / "demo"
 POLL_S = 0.05
 TOKENS_SEEN = 10
 """Tokens that a worker must generate until its answers count as half done. These have up to 120."""
+RECORDS_S = 0.1
+"""How long a load record may take to a router. Workers send one every 10 ms while they generate."""
 
 
 class ProcessMesh:
@@ -56,9 +59,9 @@ class ProcessMesh:
         child.signal_nowait(signal.SIGKILL)
         await child.exited.wait()
 
-    def stop(self, name: str) -> None:
-        """Sends SIGSTOP."""
-        self.children[name].signal_nowait(signal.SIGSTOP)
+    async def stop(self, name: str) -> None:
+        """Sends SIGSTOP and waits until the process has stopped."""
+        await stop_process(self.children[name].pid)
 
     def go_on(self, name: str) -> None:
         """Sends SIGCONT."""
@@ -80,19 +83,29 @@ class ProcessMesh:
         pid = int(worker.worker.worker_id.rpartition("-")[2])
         return next((name for name, child in self.children.items() if child.pid == pid), "")
 
-    async def wait_answers(self, name: str) -> None:
-        """Waits until a worker is in the middle of two answers: it decodes two requests and has generated tokens since it has both."""
+    async def stop_in_answers(self, name: str) -> None:
+        """Stops a worker in the middle of two answers: it decodes two requests and has generated tokens since it has both."""
         tokens: int | None = None
         while True:
-            loads = [each.load for each in await self.workers() if self.name_of(each) == name]
-            load = loads[0] if loads else None
+            load = await self._load(name)
             if load is None or load.running_requests < 2:
                 tokens = None
             elif tokens is None:
                 tokens = load.output_tokens_total
             elif load.output_tokens_total >= tokens + TOKENS_SEEN:
-                return
+                await self.stop(name)
+                # The answers may have ended before the worker was stopped. Its last records are still on their way to the router.
+                await asyncio.sleep(RECORDS_S)
+                load = await self._load(name)
+                if load is not None and load.running_requests >= 2:
+                    return
+                self.go_on(name)
+                tokens = None
             await asyncio.sleep(0.01)
+
+    async def _load(self, name: str) -> LoadRecord | None:
+        """Returns the last load record of a worker that a router has."""
+        return next((each.load for each in await self.workers() if self.name_of(each) == name), None)
 
     async def taking(self, role: Role) -> list[WorkerView]:
         """Returns the workers of a role that take requests."""

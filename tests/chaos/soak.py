@@ -66,8 +66,9 @@ class Soak:
             await asyncio.sleep(pause_s * self.random.uniform(0.5, 1.5))
             kind, name = self.random.choice(kinds), self.random.choice(CHURNED)
             if name in self.mesh.children:
-                await kind(name)
+                # Counted first: the run may end during a drain.
                 self.faults[kind.__name__.strip("_")] += 1
+                await kind(name)
 
     async def _kill(self, name: str) -> None:
         await self.mesh.kill(name)
@@ -78,7 +79,7 @@ class Soak:
         await self.mesh.start(name)
 
     async def _stop(self, name: str) -> None:
-        self.mesh.stop(name)
+        await self.mesh.stop(name)
         await asyncio.sleep(STOPPED_S)
         self.mesh.go_on(name)
 

@@ -21,6 +21,7 @@ from tests.integration.mesh import (
     metrics_text,
     process_state,
     running_mesh,
+    stop_process,
     wait_until,
     worker_metric,
 )
@@ -102,7 +103,7 @@ class HedgingMesh:
         """Stops the prefill worker that computes the request's prompt. Returns 0 if the prompt was finished first."""
         while not asking.done():
             if pid := await self.computing():
-                os.kill(pid, signal.SIGSTOP)
+                await stop_process(pid)
                 return pid
         return 0
 
@@ -147,4 +148,8 @@ async def test_the_prompt_of_a_stopped_prefill_worker_is_hedged(tmp_path: Path) 
                 # The prompt was finished before the worker stopped, and the decode worker computed it again.
                 stopped = 0
         await wait_until(hedged.is_free, PATIENCE_S, mesh.logs())
-        assert not await hedged.reservations()
+
+        async def is_settled() -> bool:
+            return not await hedged.reservations()
+
+        await wait_until(is_settled, PATIENCE_S, "the router has settled all reservations")

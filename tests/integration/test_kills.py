@@ -73,7 +73,7 @@ async def test_stopped_processes_resume(tmp_path: Path) -> None:
             unread = await _stop_before_answers(mesh) if "frontend-0" in names else []
             for name in names:
                 if name != "frontend-0":
-                    mesh.stop(name)
+                    await mesh.stop(name)
             late = asyncio.create_task(_chat(mesh.url))
             await asyncio.sleep(stopped_s)
             for name in names:
@@ -89,10 +89,10 @@ async def _stop_before_answers(mesh: ProcessMesh) -> list[asyncio.Task[Any]]:
     """Sends requests, and stops the frontend before the routers respond with their placements. Returns the requests."""
     routers = ("router-0", "router-1")
     for name in routers:
-        mesh.stop(name)
+        await mesh.stop(name)
     asking = [asyncio.create_task(_chat(mesh.url)) for _ in range(4)]
     await asyncio.sleep(0.5)
-    mesh.stop("frontend-0")
+    await mesh.stop("frontend-0")
     for name in routers:
         mesh.go_on(name)
     return asking
