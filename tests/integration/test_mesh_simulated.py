@@ -28,6 +28,7 @@ from tests.integration.mesh import (
     chat,
     metrics_text,
     running_mesh,
+    stop_process,
     wait_until,
     worker_metric,
 )
@@ -370,9 +371,9 @@ async def test_hung_workers_are_given_up(slow_mesh: RunningMesh) -> None:
 @asynccontextmanager
 async def stopped(pids: Sequence[int]) -> AsyncIterator[None]:
     """Stops the processes with SIGSTOP, and continues them at the end."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
     try:
+        for pid in pids:
+            await stop_process(pid)
         yield
     finally:
         for pid in pids:
