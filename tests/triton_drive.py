@@ -18,8 +18,9 @@ from tritonclient.utils import InferenceServerException
 from tests.patience import PATIENCE_S
 
 TEXT = "one two three"
-LONG_TOKENS = 400
-"""A stream of so many takes more than a second. A response has all tokens since the previous one, so that a short stream may have only one."""
+LONG_TOKENS = 1000
+"""A stream of so many takes more than four seconds. A response has all tokens since the previous one, so that a stream that is shorter than a
+pause of the frontend may have only one."""
 
 
 def tensor(name: str, value: Any, datatype: str = "BYTES") -> triton.InferInput:

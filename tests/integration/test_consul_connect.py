@@ -106,12 +106,13 @@ def test_an_operator_has_an_identity_of_consul(mesh: ConnectMesh) -> None:
     """An operator's commands reach routers and workers, and the audit log has each change. A frontend's token does not suffice."""
     worker = mesh.instances()["prefill"]["ID"]
     before = mesh.count("prefill", "operator_call")
-    # `kvmesh status` waits only 2 s for the router, which may be slower on a busy machine.
+    # On a busy machine the router may not answer within the timeout of the command.
     wait_for(lambda: (done := mesh.command("operator", "status")).returncode == 0 and worker in done.stdout, mesh.logs)
     for words in (("drain", worker), ("drain", worker, "--undo")):
         done = operate(mesh, *words)
         assert done.returncode == 0 and worker in done.stdout, done
-    assert mesh.count("prefill", "operator_call") == before + 2
+    # More if a command was repeated.
+    assert mesh.count("prefill", "operator_call") >= before + 2
     assert mesh.command("frontend", "drain", worker).returncode == 1
 
 
@@ -128,8 +129,12 @@ def test_a_denied_intention_stops_calls(mesh: ConnectMesh) -> None:
     settle(mesh)
     try:
         with ThreadPoolExecutor() as threads:
-            running = threads.submit(mesh.ask, max_tokens=TOKENS)
-            wait_for(lambda: running.done() or mesh.is_decoding(), mesh.logs)
+            while True:
+                running = threads.submit(mesh.ask, max_tokens=TOKENS)
+                wait_for(lambda running=running: running.done() or mesh.is_decoding(), mesh.logs)
+                if not running.done():
+                    break
+                # It was refused, as in `wait_answered`.
             mesh.consul.set_intention("kvmesh-frontend", "kvmesh-decode", "deny")
             status, body = running.result(PATIENCE_S)
         assert (status, reason_of(body)) == (503, INTENTION_DENIED), body

@@ -58,7 +58,9 @@ async def ask(url: str) -> int | str:
 
 async def test_two_processes_share_a_port(tmp_path: Path) -> None:
     """Both processes answer. If one is killed, only its requests in flight fail, and a new process replaces it."""
-    flags = argv_simulated("--prefill", "0", "--frontend-processes", "2", "--engine-args=--simulated-time-factor 0")
+    # If a busy machine delays one decode worker, the other one answers.
+    workers = ("--prefill", "0", "--decode", "2", "--engine-args=--simulated-time-factor 0")
+    flags = argv_simulated(*workers, "--frontend-processes", "2")
     async with running_mesh(tmp_path, *flags) as mesh:
 
         async def both() -> bool:
@@ -194,7 +196,7 @@ async def test_the_supervisor_kills_processes_that_ignore_sigterm(tmp_path: Path
 
 async def test_the_supervisor_gives_up_when_all_processes_die() -> None:
     """A wrong flag must not lead to endless restarts. The supervisor fails with InternalError."""
-    hopeless = SupervisorSettings(restart_min_s=0.01, restart_max_s=0.02, deaths_max=3)
+    hopeless = SupervisorSettings(restart_min_s=0.01, restart_max_s=0.02, steady_s=PATIENCE_S, deaths_max=3)
     supervisor = Supervisor([child("raise SystemExit(2)")], clock=SystemClock(), stop_timeout_s=1, settings=hopeless)
     task, _, _ = await run_supervisor(supervisor)
     with pytest.raises(InternalError, match="3 processes died"):

@@ -52,7 +52,8 @@ async def drive(mesh: RunningMesh) -> dict[str, Any]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def seen(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Any]]:
     """The results of the client."""
-    argv = argv_simulated("--prefill", "1", "--decode", "1", "--engine-args=--simulated-time-factor 1")
+    # If a busy machine delays one decode worker, the other one answers.
+    argv = argv_simulated("--prefill", "1", "--decode", "2", "--engine-args=--simulated-time-factor 1")
     async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv) as mesh:
         yield await drive(mesh)
 
