@@ -28,7 +28,8 @@ from kvmesh.settings import SettingsError, group, load, setting
 from kvmesh.settings.declare import specs
 
 S = TypeVar("S")
-CALL_TIMEOUT_S = 2.0
+CALL_TIMEOUT_S = 10.0
+"""Longest wait for the answer of a service, its first connection included, which takes seconds on a busy machine."""
 IDENTITY_WAIT_S = 5.0
 """Longest wait for a certificate from Consul; short, because a user waits."""
 

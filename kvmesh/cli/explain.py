@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kvmesh.cli.connection import MeshChoice, MeshTarget, connect, run_command
+from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshTarget, connect, run_command
 from kvmesh.cli.output import Row, render_table
 from kvmesh.core import Candidate, EarlierPlacement, Explanation, Report
 from kvmesh.discovery.base import ROUTER
@@ -29,7 +29,7 @@ class ExplainSettings(MeshChoice):
     """Settings of `kvmesh explain`."""
 
     candidates_max: int = setting(20, "rows in the table of candidates; the chosen candidate is always shown", min=1)
-    timeout_s: float = setting(2.0, "longest wait for a router's answer", min=0.01)
+    timeout_s: float = setting(CALL_TIMEOUT_S, "longest wait for a router's answer", min=0.01)
 
 
 def render(explanation: Explanation, router_id: str, candidates_max: int) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshConnection, MeshTarget, connect, run_command
+from kvmesh.cli.connection import MeshChoice, MeshConnection, MeshTarget, connect, run_command
 from kvmesh.cli.output import Row, render_table
 from kvmesh.core import WorkerView
 from kvmesh.rpc.mesh.rows import OK, WorkerRow, by_name, worker_rows
@@ -35,7 +35,7 @@ class TopSettings(MeshChoice):
     interval_s: float = setting(1.0, "time between two refreshes; rates are averages over it", min=0.1, max=3600)
     once: bool = setting(False, "print one table and end; the default where the output is no terminal")
     requests: int = setting(64, "newest requests to list", min=1, max=256)
-    timeout_s: float = setting(CALL_TIMEOUT_S, "longest wait for an answer of a router or planner", min=0.01)
+    timeout_s: float = setting(2.0, "longest wait for an answer of a router or planner", min=0.01)
 
 
 def rows_of(views: Sequence[WorkerView], earlier: Mapping[str, WorkerRow] | None = None) -> Sequence[WorkerRow]:
