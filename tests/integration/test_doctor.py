@@ -79,8 +79,9 @@ async def skip(self):
     return Finding(check="NIXL", status=Status.OK, found="")
 
 doctor.installed_build, doctor.Doctor._check_nixl = lambda gpu: "", skip
-sys.exit(doctor.main(["--requests", "2", "--concurrency", "1"]))
+sys.exit(doctor.main(["--requests", "2", "--concurrency", "1", "--up-args=--decode 2"]))
 """
+"""With two decode workers: if a busy machine delays one, the other one answers."""
 
 
 async def test_the_doctor_leaves_no_open_resources(tmp_path: Path) -> None:

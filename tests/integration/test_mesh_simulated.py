@@ -234,26 +234,31 @@ async def test_the_clients_id_explains_its_request(mesh: RunningMesh) -> None:
     request with several prompts, and reports an unknown id."""
     body = {"model": "demo", "messages": [{"role": "user", "content": "why did you go there " * 8}], "max_tokens": 3}
     async with aiohttp.ClientSession() as session:
-        await wait_until(lambda: all_join(mesh), PATIENCE_S, "all four workers are in use")
-        async with session.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-            answer = await response.json()
-            assert response.status == 200, answer
-            given = response.headers["x-request-id"]
-        explained = ""
+        given = text = ""
 
         async def has_ended() -> bool:
             # The frontend's last report may still be on its way to the router.
-            nonlocal explained
-            status, explained = await explain(mesh, given)
-            assert status == 0, explained
-            return "finished after" in explained
+            nonlocal text
+            status, text = await explain(mesh, given)
+            assert status == 0, text
+            return "finished after" in text
 
-        await wait_until(has_ended, PATIENCE_S, lambda: explained)
-        text = explained
+        pairs = 0
+        for _ in range(5):
+            await wait_until(lambda: all_join(mesh), PATIENCE_S, "all four workers are in use")
+            async with session.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+                answer = await response.json()
+                assert response.status == 200, answer
+                given = response.headers["x-request-id"]
+            await wait_until(has_ended, PATIENCE_S, lambda: text)
+            pairs = sum("prefill-" in line and "decode-" in line for line in text.splitlines())
+            if pairs >= 4:
+                break
+            # On a busy machine a worker may be late, and the router then considers no pair with it.
+        assert pairs >= 4, text
         assert f"request   {given}" in text
         assert all(word in text for word in ("prefill prefill-", "decode decode-", "observed", "margin"))
         assert text.count("\n*  ") == 1
-        assert sum("prefill-" in line and "decode-" in line for line in text.splitlines()) >= 4
         assert (await explain(mesh, answer["id"]))[0] == 0
 
         own = {"x-request-id": "my-own-id"}

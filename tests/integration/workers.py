@@ -12,6 +12,7 @@ from kvmesh.rpc.codec.worker import to_description, to_kv_batch, to_load
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.worker.kv_feed import KvEventFeed
+from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import description
 
 REPEAT_S = 0.1
@@ -67,7 +68,7 @@ class ToldWorker(worker_pb2_grpc.WorkerServiceServicer):
                 host="127.0.0.1",
                 port=self.port,
                 check_interval_s=0.5,
-                ttl_s=60.0,
+                ttl_s=10 * PATIENCE_S,
             )
         )
         await registry.heartbeat(name, health=Health.PASSING)
