@@ -30,6 +30,7 @@ from kvmesh.settings.declare import specs
 S = TypeVar("S")
 CALL_TIMEOUT_S = 10.0
 """Longest wait for the answer of a service, its first connection included, which takes seconds on a busy machine."""
+RPC = RpcSettings(connect_timeout_s=CALL_TIMEOUT_S)
 IDENTITY_WAIT_S = 5.0
 """Longest wait for a certificate from Consul; short, because a user waits."""
 
@@ -49,7 +50,7 @@ class MeshTarget:
 
     def channels(self) -> ChannelPool:
         """New channels to the services with certificates in files. InvalidRequestError when one cannot be read."""
-        return ChannelPool(settings=RpcSettings(), mesh=source_of(self._mesh.tls_directory))
+        return ChannelPool(settings=RPC, mesh=source_of(self._mesh.tls_directory))
 
     @asynccontextmanager
     async def identity(self) -> AsyncIterator[ServiceIdentity]:
@@ -183,7 +184,7 @@ async def connect(target: MeshTarget) -> AsyncIterator[MeshConnection]:
     """Connects to a mesh. Nothing is asked yet."""
     async with target.identity() as identity:
         registry = target.noted_registry(identity)
-        channels = ChannelPool(settings=RpcSettings(), mesh=identity.source, role_of=identity.book.role_of)
+        channels = ChannelPool(settings=RPC, mesh=identity.source, role_of=identity.book.role_of)
         try:
             yield MeshConnection(registry=registry, channels=channels)
         finally:

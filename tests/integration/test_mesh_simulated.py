@@ -280,13 +280,17 @@ async def test_the_clients_id_explains_its_request(mesh: RunningMesh) -> None:
 
 
 async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
-    """The command prints a table from the registry, one from the router, and one from the planner."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kvmesh.cli", "status", *mesh.flags),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    """The command prints a table from the registry, one from the router, and one from the planner. It waits for a router that is busy for some
+    seconds."""
+    async with stopped(mesh.pids("gateway")):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "kvmesh.cli", "status", *mesh.flags),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        # Longer than a connection between services may take, and shorter than the command waits.
+        await asyncio.wait([asyncio.create_task(process.wait())], timeout=5.0)
     out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     text = out.decode()
