@@ -89,7 +89,8 @@ def member_files(consul: ConsulAdmin, role: str, folder: Path) -> tuple[Path, Pa
 
 async def outcome(certificates: Certificates, address: str, method: str) -> grpc.StatusCode:
     """Returns the status code of one call to a decode worker."""
-    pool = ChannelPool(settings=RpcSettings(), mesh=Fixed(certificates))
+    # The worker may be slow to take the connection, which must not look like a refusal.
+    pool = ChannelPool(settings=RpcSettings(connect_timeout_s=PATIENCE_S), mesh=Fixed(certificates))
     try:
         channel = pool.channel(address, MeshRole.DECODE)
         return await channel.unary_unary(method)(b"", timeout=PATIENCE_S).code()

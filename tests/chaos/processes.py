@@ -46,7 +46,7 @@ class ProcessMesh:
         self.children: dict[str, Child] = {}
         self.registry = registry
         self.url = ""
-        self._channels = ChannelPool(settings=RpcSettings())
+        self._channels = ChannelPool(settings=RpcSettings(connect_timeout_s=PATIENCE_S))
 
     async def start(self, name: str) -> None:
         """Starts a process, or restarts one that died. Does not wait until it is ready."""

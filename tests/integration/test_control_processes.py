@@ -59,7 +59,7 @@ async def test_processes_serve_and_stop():
         stack.push_async_callback(agent.aclose)
         registry = ConsulRegistry(DiscoverySettings(address=agent.address))
         stack.push_async_callback(registry.aclose)
-        channels = ChannelPool(settings=RpcSettings())
+        channels = ChannelPool(settings=RpcSettings(connect_timeout_s=PATIENCE_S))
         stack.push_async_callback(channels.aclose)
         flags = ("--discovery-address", agent.address, "--telemetry-log-level", "warning", "--rpc-grace-s", "300")
         router = await stack.enter_async_context(process("router", *flags, "--policy", "round_robin"))
