@@ -106,12 +106,17 @@ class Cluster:
             time.sleep(0.001)
 
     def signal_all(self, number: int) -> None:
-        """Sends a signal, such as SIGSTOP, to the server and its child processes."""
+        """Sends a signal, such as SIGSTOP, to the server and its child processes. After SIGSTOP waits until they have stopped."""
         assert self.process is not None
         self._stop_forking()
-        for pid in [*children_of(self.process.pid), self.process.pid]:
+        pids = [*children_of(self.process.pid), self.process.pid]
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+        end = time.monotonic() + START_S_MAX
+        while number == signal.SIGSTOP and any(process_state(pid) not in ("T", "Z") for pid in pids):
+            assert time.monotonic() < end, "the server does not stop"
+            time.sleep(0.001)
 
     def _stop_forking(self) -> None:
         """Stops the server's first process, so that no child starts after its children are listed."""

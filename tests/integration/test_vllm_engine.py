@@ -33,6 +33,7 @@ from kvmesh.errors import (
 )
 from kvmesh.kv.blocks import block_hashes, seed_hash
 from kvmesh.worker.fork_server import ForkedChild, ForkServer
+from tests.integration.mesh import stop_process
 from tests.integration.vllm_drive import TIMEOUT_S, Drive, greedy
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
@@ -307,7 +308,7 @@ async def test_late_bytes_do_not_reach_other_requests(make: Make, pair: tuple[Dr
     alone = [(await pair[1].decode(other)).tokens for other in others]
     generation = greedy(1800, seed=29)
     handle = await prefill.prefill(generation)
-    os.kill(prefill.remote.pid, signal.SIGSTOP)
+    await stop_process(prefill.remote.pid)
     try:
         got = await decode.decode(generation, handle)
         assert got.finish is not None
@@ -419,7 +420,7 @@ async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
         if have_met:
             await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
         handle = await prefill.prefill(generation)
-        os.kill(prefill.remote.pid, signal.SIGSTOP)
+        await stop_process(prefill.remote.pid)
         try:
             began = time.monotonic()
             key = decode.submit(LegTask.GENERATE, generation, handle=handle)
@@ -450,7 +451,7 @@ async def test_a_pull_from_a_hung_process_can_be_cancelled(make: Make) -> None:
     prefill, decode = await asyncio.gather(make("prefill", **more), make("decode", **more))
     await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
     handle = await prefill.prefill(greedy(300, seed=15))
-    os.kill(prefill.remote.pid, signal.SIGSTOP)
+    await stop_process(prefill.remote.pid)
     try:
         key = decode.submit(LegTask.GENERATE, greedy(300, seed=15), handle=handle)
         await decode.until(lambda load: load.kv_blocks_used > 0)
