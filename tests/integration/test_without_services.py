@@ -15,6 +15,7 @@ from tests.integration.mesh import (
     metrics_text,
     process_state,
     running_mesh,
+    stop_process,
     wait_until,
     worker_metric,
 )
@@ -61,7 +62,7 @@ async def test_requests_are_answered_while_the_router_hangs(mesh: RunningMesh) -
     # The frontend places requests itself, and logs that, until it has a stream to the router.
     await wait_until(is_placed_by_the_router, PATIENCE_S, "the frontend uses the router")
     before = log.read_text().count("placing_without_router")
-    os.kill(router, signal.SIGSTOP)
+    await stop_process(router)
     try:
         for _ in range(4):
             assert await answer(mesh) == expected
