@@ -35,7 +35,9 @@ class TopSettings(MeshChoice):
     interval_s: float = setting(1.0, "time between two refreshes; rates are averages over it", min=0.1, max=3600)
     once: bool = setting(False, "print one table and end; the default where the output is no terminal")
     requests: int = setting(64, "newest requests to list", min=1, max=256)
-    timeout_s: float = setting(2.0, "longest wait for an answer of a router or planner", min=0.01)
+    timeout_s: float = setting(
+        2.0, "longest wait for an answer of a router or planner; with `--once` it is 10 s", min=0.01
+    )
 
 
 def rows_of(views: Sequence[WorkerView], earlier: Mapping[str, WorkerRow] | None = None) -> Sequence[WorkerRow]:
