@@ -35,7 +35,7 @@ from tests.servers import adjacent_free_ports, free_ports
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.sglang, pytest.mark.timeout(300)]
 PULL_S = 25.0
-"""The first pull between two engines includes the set-up of a connection, which takes seconds on a busy machine."""
+"""On a busy machine a handoff may take longer than the default. The first one includes the set-up of a connection."""
 SCHEMA = '{"type":"object","properties":{"a":{"type":"integer","maximum":9,"minimum":0}},"required":["a"]}'
 
 
@@ -51,7 +51,8 @@ class Engines:
     async def start(
         self, *, ranks: int = 1, env: dict[str, str] | None = None, is_fork: bool = True, **changes: Any
     ) -> EngineDriver:
-        settings = SglangSettings(**{"model": self.model, "dtype": "float32", "kv_cache_bytes": 16 << 20, **changes})
+        values = {"model": self.model, "dtype": "float32", "kv_cache_bytes": 16 << 20, "pull_timeout_s": PULL_S}
+        settings = SglangSettings(**{**values, **changes})
         launch = forking_launch(self._server, self.log, env) if is_fork else launcher(self._python)
         made = [SglangEngine(settings, launch=launch, random=Random(3)) for _ in range(ranks)]
         engine = made[0] if ranks == 1 else RankedEngine(made, KvPaths(pull_timeout_s=settings.pull_timeout_s))
@@ -253,8 +254,8 @@ async def test_mooncake_with_retraction(engines: Engines, alone: EngineDriver, m
     monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
     monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "7")
     pair = await asyncio.gather(
-        engines.start(role="prefill", transfer_backend="mooncake_tcp", pull_timeout_s=PULL_S),
-        engines.start(role="decode", transfer_backend="mooncake_tcp", pull_timeout_s=PULL_S, is_fork=False),
+        engines.start(role="prefill", transfer_backend="mooncake_tcp"),
+        engines.start(role="decode", transfer_backend="mooncake_tcp", is_fork=False),
     )
     generations = [engines.greedy(10 + 16 * number, max_tokens=16) for number in range(50)]
     expected = [(await alone.run(generation)).tokens for generation in generations]
@@ -274,9 +275,7 @@ async def test_mooncake_with_retraction(engines: Engines, alone: EngineDriver, m
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(engines: Engines) -> tuple[EngineDriver, EngineDriver]:
-    prefill, decode = await asyncio.gather(
-        *(engines.start(role=role, pull_timeout_s=PULL_S) for role in ("prefill", "decode"))
-    )
+    prefill, decode = await asyncio.gather(engines.start(role="prefill"), engines.start(role="decode"))
     return prefill, decode
 
 
