@@ -12,6 +12,7 @@ from kvmesh.cli.mesh_verdicts import (
     ServiceState,
     WorkerState,
     addresses_finding,
+    clock_ahead_s,
     clocks_finding,
     fingerprint_findings,
     pair_finding,
@@ -88,7 +89,7 @@ class MeshDoctor:
         return WorkerState(instance=instance, description=description, paths=paths, clock_ahead_s=ahead_s)
 
     async def _clock_ahead_s(self, address: str) -> float | None:
-        """Returns the worker's clock minus this machine's, to half of a round trip: the first record of a watch is taken when it is sent."""
+        """Returns by how much the worker's clock is ahead: the first record of a watch is taken when it is sent."""
         asked_at_s = time.time()
         try:
             async with (
@@ -98,7 +99,7 @@ class MeshDoctor:
                 record = await anext(loads)
         except TimeoutError:
             return None
-        return record.taken_at_s - (asked_at_s + time.time()) / 2
+        return clock_ahead_s(asked_at_s=asked_at_s, taken_at_s=record.taken_at_s, answered_at_s=time.time())
 
     async def _check_pair(self, pair: tuple[WorkerState, WorkerState]) -> PairCheck:
         prefill, decode = pair

@@ -93,6 +93,14 @@ def reachability_finding(services: Sequence[ServiceState]) -> Finding:
     return ok(name, "all gRPC, metrics and HTTP ports answer from here")
 
 
+def clock_ahead_s(*, asked_at_s: float, taken_at_s: float, answered_at_s: float) -> float:
+    """Returns by how much the clock that gave `taken_at_s` is ahead of the clock of the other two times, at least.
+
+    A slow call is no difference: equal clocks may give any time between the call and its answer.
+    """
+    return max(0.0, taken_at_s - answered_at_s) + min(0.0, taken_at_s - asked_at_s)
+
+
 def clocks_finding(workers: Sequence[WorkerState]) -> Finding:
     """Workers' clocks agree with each other and with this machine's."""
     name = "clocks"

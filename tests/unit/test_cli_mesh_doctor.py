@@ -10,6 +10,7 @@ from kvmesh.cli.mesh_verdicts import (
     ServiceState,
     WorkerState,
     addresses_finding,
+    clock_ahead_s,
     clocks_finding,
     fingerprint_findings,
     pair_finding,
@@ -139,6 +140,12 @@ def test_clock_skew_is_reported(skews: tuple[float | None, ...], status: Status,
     finding = clocks_finding([worker(f"w{number}", ahead_s=skew) for number, skew in enumerate(skews)])
     assert finding.status is status
     assert words in finding.found
+
+
+@pytest.mark.parametrize(("taken_at_s", "ahead_s"), [(100.0, 0.0), (104.0, 0.0), (107.5, 2.5), (98.0, -2.0)])
+def test_a_slow_answer_is_no_skew(taken_at_s: float, ahead_s: float) -> None:
+    """A call takes 5 s. Only a time outside of the call shows that the clocks differ."""
+    assert clock_ahead_s(asked_at_s=100.0, taken_at_s=taken_at_s, answered_at_s=105.0) == ahead_s
 
 
 def test_mixed_versions_are_reported() -> None:
