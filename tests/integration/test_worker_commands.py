@@ -40,13 +40,13 @@ async def workers(mesh: RunningMesh, service: str) -> list[str]:
         await registry.aclose()
 
 
-async def all_decode_workers(mesh: RunningMesh) -> list[str]:
-    """Waits for all decode workers. One that is late with a heartbeat accepts no requests for a while."""
+async def decode_workers(mesh: RunningMesh, count: int) -> list[str]:
+    """Waits for so many decode workers. One that is late with a heartbeat accepts no requests for a while."""
     found: list[str] = []
 
     async def are_all() -> bool:
         found[:] = await workers(mesh, DECODE)
-        return len(found) == DECODE_WORKERS
+        return len(found) == count
 
     await wait_until(are_all, PATIENCE_S, lambda: f"decode workers: {found}")
     return found
@@ -58,10 +58,10 @@ async def answers(mesh: RunningMesh) -> list[object]:
     return [answer["choices"][0]["message"]["content"] for answer in await asyncio.gather(*asked)]  # type: ignore[index]
 
 
-async def check_roles(mesh: RunningMesh) -> None:
-    """A decode worker moves to the prefill pool and back while requests run. No request fails or changes its answer."""
+async def check_roles(mesh: RunningMesh, *, count: int = 2) -> None:
+    """One of `count` decode workers moves to the prefill pool and back while requests run. No request fails or changes its answer."""
     expected = await answers(mesh)
-    name = (await all_decode_workers(mesh))[0]
+    name = (await decode_workers(mesh, count))[0]
     running = asyncio.create_task(repeat(mesh, expected))
     for role, service in (("prefill", PREFILL), ("decode", DECODE)):
         status, output = await command(mesh, "role", name, role)
@@ -87,8 +87,8 @@ async def test_simulated_workers_change_roles_and_drain(tmp_path: Path) -> None:
     """Both commands work under load. Errors name unknown workers and the known ones."""
     argv = argv_simulated("--prefill", "1", "--decode", str(DECODE_WORKERS), "--engine-args=--simulated-time-factor 1")
     async with running_mesh(tmp_path, *argv) as mesh:
-        await check_roles(mesh)
-        first = (await all_decode_workers(mesh))[0]
+        await check_roles(mesh, count=DECODE_WORKERS)
+        first = (await decode_workers(mesh, DECODE_WORKERS))[0]
         assert await command(mesh, "drain", first) == (0, f"{first} is drained\n")
         assert first not in await workers(mesh, DECODE)
         assert len(set(map(str, await answers(mesh)))) == len(PROMPTS)
