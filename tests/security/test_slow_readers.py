@@ -145,23 +145,6 @@ async def test_a_kserve_client_that_reads_nothing_loses_its_stream(model: Served
         assert 0 < answers < STREAM_REQUESTS_MAX
 
 
-async def test_a_grpc_client_that_reads_slowly_gets_everything(model: ServedModel) -> None:
-    """The time-out counts from the last message that the client took."""
-    mesh = FakeMesh(answer=lambda _: [5] * LONG, tokens_per_step=50, step_s=0.02)
-    settings = FrontendSettings(pipeline=PipelineSettings(unread_timeout_s=3.0))
-    async with (
-        frontend(replace(model, context_tokens_max=2 * LONG), settings=settings, mesh=mesh) as rig,
-        grpc.aio.insecure_channel(rig.rpc_address, options=[("grpc.http2.bdp_probe", 0)]) as channel,
-    ):
-        sizes: list[int] = []
-        async with asyncio.timeout(PATIENCE_S):
-            async for response in InferenceServiceStub(channel).Generate(DETAILED):
-                sizes.append(len(response.logprobs.token_logprobs))
-                # Together twice the time-out. What the buffers hold is read in half of it.
-                await asyncio.sleep(6.0 * sizes[-1] / LONG)
-    assert sum(sizes) == LONG
-
-
 async def test_a_grpc_client_that_disconnects_during_a_write_causes_no_traceback(
     model: ServedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
