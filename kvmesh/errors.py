@@ -103,7 +103,7 @@ class DeadlineError(MeshError):
 
 
 class CancelledByCallerError(MeshError):
-    """The remote caller cancelled. Unlike `asyncio.CancelledError` it is a normal error value."""
+    """The remote caller cancelled, or reads nothing of its answer. Unlike `asyncio.CancelledError` it is a normal error value."""
 
     default_reason = "cancelled"
 

@@ -54,7 +54,7 @@ TODO: Mapping[type[errors.MeshError], str] = {
     errors.LostError: "Work was done and is lost. Retry, if the client may get the first part of the answer again.",
     errors.KvLostError: "The KV of a prompt is gone. The frontend computes the prompt again; clients do not see this error.",
     errors.DeadlineError: "The request took longer than its timeout, or a worker sent nothing for too long.",
-    errors.CancelledByCallerError: "The client has cancelled the request.",
+    errors.CancelledByCallerError: "The client has cancelled the request, or reads nothing of its answer.",
     errors.InternalError: "A defect. The log has the details, under the request's id.",
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.integration.mesh import process_state
+from tests.integration.mesh import children_of, is_running, process_state
 from tests.parts import require_part
 from tests.servers import HOST, free_ports
 
@@ -101,7 +101,7 @@ class Cluster:
         self.process = None
         # The server does not start again while one of them has the shared memory.
         end = time.monotonic() + START_S_MAX
-        while any(process_state(pid) not in ("Z", "X") for pid in children):
+        while any(map(is_running, children)):
             assert time.monotonic() < end, "a killed process does not end"
             time.sleep(0.001)
 
@@ -133,12 +133,6 @@ class Cluster:
             self.process.send_signal(signal.SIGINT)
             self.process.wait(timeout=START_S_MAX)
             self.process = None
-
-
-def children_of(pid: int) -> list[int]:
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
 
 
 def as_user() -> list[str]:

@@ -28,6 +28,7 @@ from tests.chaos.hosted import LEASE_S, Mesh, registry_address
 from tests.chaos.hosts import Host, Hosts, make_hosts, network_problem
 from tests.integration.mesh import ROOT, metrics_text, worker_metric
 from tests.integration.vllm_model import add_tokenizer, make_model
+from tests.patience import PATIENCE_S
 from tests.servers import free_ports
 
 STOPPED = ("frontend", "prefill", "decode")
@@ -83,13 +84,14 @@ class Handoffs:
 
     async def _ask_until_taken(self, session: aiohttp.ClientSession, prompt: Sequence[int]) -> list[int]:
         """Repeats a request that is refused because a busy machine delays the load records of the only decode worker."""
-        while True:
-            try:
-                return await self._ask(session, "steady", prompt)
-            except ConnectionError as error:
-                if str(error) != "503 no_worker":
-                    raise
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    return await self._ask(session, "steady", prompt)
+                except ConnectionError as error:
+                    if str(error) != "503 no_worker":
+                        raise
+                await asyncio.sleep(0.1)
 
     async def run_round(self, fault: str, leases: float) -> None:
         """Runs one fault. Returns when all requests of the round have ended."""

@@ -89,15 +89,19 @@ def command_line(pid: int) -> list[bytes]:
         return []
 
 
-def descendants(pid: int) -> list[int]:
-    """Returns all descendants of a process."""
+def children_of(pid: int) -> list[int]:
+    """Returns the processes that any thread of the process has started. They may have ended."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The process has ended.
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread has ended.
-                for word in (task / "children").read_text().split():
-                    found += [int(word), *descendants(int(word))]
+                found += map(int, (task / "children").read_text().split())
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Returns all descendants of a process."""
+    return [each for child in children_of(pid) for each in (child, *descendants(child))]
 
 
 @asynccontextmanager

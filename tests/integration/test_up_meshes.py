@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.mesh import ROOT, argv_simulated, descendants, process_state
+from tests.integration.mesh import ROOT, argv_simulated, descendants, is_running
 from tests.patience import PATIENCE_S
 
 SMALL = ("--prefill", "0", "--no-planner")
@@ -99,7 +99,7 @@ async def test_meshes_have_names(terminal: Terminal) -> None:
         await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert not any(terminal.temporary.iterdir())
     async with asyncio.timeout(PATIENCE_S):
-        while any(process_state(pid) not in ("Z", "X") for pid in children):
+        while any(map(is_running, children)):
             await asyncio.sleep(0.05)
 
 

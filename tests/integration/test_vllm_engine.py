@@ -33,7 +33,7 @@ from kvmesh.errors import (
 )
 from kvmesh.kv.blocks import block_hashes, seed_hash
 from kvmesh.worker.fork_server import ForkedChild, ForkServer
-from tests.integration.mesh import stop_process
+from tests.integration.mesh import children_of, is_running, stop_process
 from tests.integration.vllm_drive import TIMEOUT_S, Drive, greedy
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
@@ -736,13 +736,6 @@ async def test_the_compatibility_hash_depends_on_the_weights(
     assert other.engine.describe().kv_compatibility_hash not in own
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 async def test_the_preload_keeps_the_process_safe_to_fork(server: ForkServer, tmp_path: Path) -> None:
     """The process has one thread and has not imported gRPC, which each child imports itself."""
     log = tmp_path / "preloaded.txt"
@@ -879,15 +872,6 @@ async def test_ranks_on_two_machines(pair: tuple[Drive, Drive], make: Make, mode
         if follower.returncode is None:
             follower.kill()
         await follower.wait()
-
-
-def children_of(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The process has ended.
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread has ended.
-                found += map(int, (task / "children").read_text().split())
-    return found
 
 
 @pytest.mark.proves("structured_output", "continued_structured_output", engine="vllm")

@@ -5,14 +5,13 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from kvmesh.engines.vllm import grammar_check
 from kvmesh.engines.vllm.grammar_check import GrammarChecker
 from kvmesh.errors import InvalidRequestError, UnavailableError
-from tests.integration.mesh import process_state
+from tests.integration.mesh import children_of, is_running
 from tests.patience import PATIENCE_S
 
 xgrammar = pytest.importorskip("xgrammar")
@@ -35,10 +34,6 @@ async def checker() -> AsyncIterator[GrammarChecker]:
     checker = GrammarChecker(tokenizer, cpu_s_max=1, wait_s_max=PATIENCE_S)
     yield checker
     await checker.aclose()
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def until(condition: object) -> None:
@@ -112,6 +107,6 @@ async def test_a_process_that_dies_fails_one_request(checker: GrammarChecker) ->
     with pytest.raises(UnavailableError):
         await checking
     # The child ends with its parent.
-    await until(lambda: process_state(child) == "Z")
+    await until(lambda: not is_running(child))
     await checker.check("regex", "[a-c]{3}", FIELD)
     assert checker._process is not process
