@@ -13,14 +13,18 @@ LIMIT_S = 3.0
 
 
 class SlowContext:
-    """The context of a call whose client takes `pause_s` for each message."""
+    """The context of a call whose client takes `pause_s` for each message. Like gRPC's, it refuses a message while another is being written."""
 
     def __init__(self, pause_s: float) -> None:
         self._pause_s = pause_s
+        self._is_writing = False
         self.read: list[int] = []
 
     async def write(self, message: int) -> None:
+        assert not self._is_writing
+        self._is_writing = True
         await asyncio.sleep(self._pause_s)
+        self._is_writing = False
         self.read.append(message)
 
 
